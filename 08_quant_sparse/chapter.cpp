@@ -1,4 +1,4 @@
-// The table of chapter 08: steps that quantise what they are given, and steps with a small cache.
+// The step table of chapter 08: INT8 and FP8 prefill, quantised KV caches, block-sparse attention.
 #include <algorithm>
 #include <iterator>
 
@@ -11,14 +11,14 @@ namespace attn {
 
 const Chapter& chapter() {
   static const Chapter c = [] {
-    Chapter all{"08_quant_sparse", "8-bit attention that keeps its accuracy, and small caches", {}};
+    Chapter all{"08_quant_sparse", "quantised and block-sparse attention, quantised KV caches", {}};
     std::ranges::move(prefill_steps(), std::back_inserter(all.steps));
     std::ranges::move(sparse_steps(), std::back_inserter(all.steps));
     std::ranges::move(predict_steps(), std::back_inserter(all.steps));
     std::ranges::move(decode_steps(), std::back_inserter(all.steps));
     all.commands.push_back({"--windows",
-                            "[--canvas TxHxW ...]: for each head of a field the smallest window "
-                            "of tiles that is near enough, as --mask sta: takes it",
+                            "[--canvas TxHxW ...]: for each head of a field, the smallest sliding "
+                            "tile window within an error bound, for --mask sta:",
                             windows_command});
     all.steps.push_back(sparq_step());
     return all;

@@ -1,11 +1,12 @@
-// d2_fp8_kv: a cache of e4m3, with a scale for each key and each value.
+// d2_fp8_kv: e4m3 KV cache, one scale per key and per value.
 //
 // parent    d1_int8_kv
-// idea      e4m3 keeps four bits of each number, where int8 has even steps up to the largest: its
-//           scales need not be as fine. And Hopper has an instruction that makes two fp16 numbers
-//           of two codes. A GPU without it shifts a code's bits into an fp16 number, 2^-8 of what
-//           it means, and multiplies.
-// expect    the time of d1; with a scale a token larger errors
+// change    The codes are e4m3. Hopper and Ada convert two of them to fp16 in one instruction. On
+//           other GPUs the bits are shifted into fp16's fields, which gives 2^-8 times the value,
+//           and multiplied by 2^8.
+// why       e4m3 has four significant bits at any magnitude, so a coarse scale (per head)
+//           suffices; int8's even steps need fine ones. The conversion is shorter.
+// expect    the time of d1; with a scale per token larger errors
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
 #include <algorithm>
@@ -29,20 +30,20 @@ using namespace flash_decoding;
 using namespace splits;
 
 using Element = __nv_bfloat16;  // type of the inputs and of O
-using Codes = Fp8Codes;         // of the cache
+using Codes = Fp8Codes;  // bytes per cache row
 
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 16;
-  static constexpr int kBlockN = 16;  // keys of a warp's tile
+  static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = kHeadDim <= 128 ? 16 : 8, kThreads = 32 * kNumWarps;
-  static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
-  static constexpr int kLanes = kHeadDim / 16;            // that copy a row: 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;         // rows that a warp copies at once
+  static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
+  static constexpr int kLanes = kHeadDim / 16;  // lanes per row, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows per load of a warp
   static constexpr int kParts = kNumWarps;                 // per row
-  static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // tiles of K and V of a warp
+  static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
-  static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 16 : 1;  // of Q in registers
+  static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 16 : 1;  // fragments of Q in registers
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
 };
 
@@ -50,23 +51,23 @@ template <class Config>
 struct SharedStorage {
   alignas(16) uint8_t sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   alignas(16) uint8_t sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
-  // Of two keys more: 16 bytes, the descales of two keys, begin at even ones.
+  // Padded to two keys: a 16-byte copy holds the descales of two keys and starts at an even key.
   alignas(16) float2 sDescale[Config::kNumWarps][Config::kStages][Config::kBlockN + 2];
   alignas(16) __half sQ[Config::kRows][Config::kHeadDim];
   float sQScale[Config::kRows], sQSum[Config::kRows];
-  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // whether this block merges
+  bool last;  // this block reduces the splits of the row
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
-// The warps' parts of O, where K and V were. A quarter of a warp stores 16 bytes a lane at once, of
-// two rows: odd rows have their halves of 32 columns exchanged, so that these use all 32 banks.
+// Partial O of the warps, in the space of K and V. A quarter warp stores 16 bytes per lane, of two
+// rows. Odd rows have the halves of their 32 columns swapped, so that all 32 banks are used.
 __device__ __forceinline__ int swizzled_column(int row, int col) { return col ^ row % 2 * 16; }
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
 
-// Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
-// become 0. `g`: the lane's chunk of the tile's first row.
+// Issues cp.async of this lane's chunks of a tile; rows from `count` on become 0. `g`: the lane's
+// chunk of the tile's first row.
 //! [load]
 template <class Config>
 __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int count) {
@@ -81,9 +82,9 @@ __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int c
 }
 //! [load]
 
-// (3) S = Q K^T of a warp's tile, and (5) O += P V. A word of an ldmatrix matrix, 8 keys of 16
-// codes, is B of 16 columns of K; transposed, of two keys and of columns 2g and 2g + 1 of V. So
-// O's columns come in two tiles of eight, the even ones and the odd ones of sixteen.
+// (3) S = Q K^T of a warp's tile, and (5) O += P V. A word of an ldmatrix matrix (8 keys of 16
+// codes) is the B fragment of 16 columns of K. Transposed, it holds two keys and columns 2g and 2g
+// + 1 of V, so O's columns come in two tiles of eight: the even and the odd ones of sixteen.
 //! [mma]
 template <class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
@@ -95,7 +96,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
     uint32_t words[4], b[2], loaded[4];
     ldmatrix_x4(words, sK + code_offset<Config::kHeadDim>(lane_id % 16, step + lane_id / 16));
 #pragma unroll
-    for (int next = 0; next < 2; ++next) {  // this step and the next one
+    for (int next = 0; next < 2; ++next) {  // this k-step and the next
       const uint32_t(&a)[4] = q_of<Config>(loaded, q, sQ, step + next);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {  // keys 0 to 7, 8 to 15
@@ -114,7 +115,7 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
                          pack2<__half>(p[1][0], p[1][1]), pack2<__half>(p[1][2], p[1][3])};
 #pragma unroll
   for (int n = 0; n < Config::kHeadDim / 16; n += 2) {
-    uint32_t words[4], low[2], high[2];  // of keys 0 to 7, of keys 8 to 15
+    uint32_t words[4], low[2], high[2];  // keys 0 to 7, keys 8 to 15
     ldmatrix_x4_trans(words, sV + code_offset<Config::kHeadDim>(lane_id % 16, n + lane_id / 16));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -127,17 +128,17 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [mma]
 
-// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `partial_index(n)`: where part n lies.
+// One warp reduces the partial results of a row. A lane owns four of each 128 columns and the
+// weight of every 32nd partial result. `partial_index(n)`: index of partial result n.
 //! [merge_row]
 template <class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
-  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
+  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // partial results in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
-  const bool owner = 4 * lane_id < kHeadDim;  // with d = 64 half of the lanes have no columns
+  const bool owner = 4 * lane_id < kHeadDim;  // at d=64 half of the lanes own no columns
   float4 parts[kAtOnce][kOwn] = {};
   const auto load = [&](int n0) {
 #pragma unroll
@@ -182,13 +183,13 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const Element* gQ,       // [B, Hq, seqlen_q, d]
     const uint8_t* gK,       // [B, Hkv, seqlen_k, d], codes
     const uint8_t* gV,       // [B, Hkv, seqlen_k, d], codes
-    const float2* gDescale,  // [B, Hkv, padded]: of a key, of a value
-    const int* gSeqused,     // [B]: keys of each sequence
+    const float2* gDescale,  // [B, Hkv, padded]: of the key, of the value
+    const int* gSeqused,  // [B]: valid keys per sequence
     Element* gO,             // [B, Hq, seqlen_q, d]
     float* gLse,             // [B, Hq, seqlen_q]
-    float* gOPartial,        // [slots, kRows, d]
-    float* gLsePartial,      // [slots, kRows], to base 2
-    unsigned* gSemaphore,    // [row blocks]: parts that are stored; 0 between launches
+    float* gOPartial,  // [num_partials, kRows, d]
+    float* gLsePartial,  // [num_partials, kRows], in log2 units
+    unsigned* gSemaphore,  // [row blocks]: arrivals; 0 between launches
     Shape shape, Schedule schedule, int row_tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
@@ -207,7 +208,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
 
     const int64_t descales = int64_t{rows.bh_kv} * padded_keys(shape.seqlen_k);
 
-    // (1) load Q, which stays. Rows that are not there become 0.
+    // (1) Load Q, which stays. Rows past the last become 0.
     load_q<Config, Codes>(&smem.sQ[0][0], smem.sQScale, smem.sQSum, gQ + rows.first * kHeadDim,
                           rows.count);
     float o[kHeadDim / 8][4] = {};  // unnormalised
@@ -217,7 +218,8 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
-    // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
+    // (2) Issue K_j and V_j, kStages - 1 tiles ahead. Past the last tile the cp.async groups are
+    // empty.
     //! [pipeline]
     constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
     const int first = keys.begin + warp_id * kBlockN;
@@ -226,7 +228,8 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
         const int64_t from = kv + int64_t{key0} * kHeadDim;
         load_tile<Config>(&smem.sK[warp_id][stage][0][0], gK + from, keys.end - key0);
         load_tile<Config>(&smem.sV[warp_id][stage][0][0], gV + from, keys.end - key0);
-        const int even = key0 / 2 * 2 + 2 * lane_id;  // the lane's two keys; some are of no tile
+        // the lane's two keys; some are outside the tile
+        const int even = key0 / 2 * 2 + 2 * lane_id;
         if (lane_id <= kBlockN / 2)
           cp_async_16(&smem.sDescale[warp_id][stage][2 * lane_id],
                       gDescale + descales + (even < keys.end ? even : 0), even < keys.end ? 16 : 0);
@@ -234,8 +237,8 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       cp_async_commit();
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
-    __syncthreads();               // Q of all warps is there
-    uint32_t q[Config::kQSteps][4];  // operands of the first MMA, if there are registers for them
+    __syncthreads();  // Q of all warps is visible
+    uint32_t q[Config::kQSteps][4];  // B operands of the first MMA, if registers suffice
 #pragma unroll
     for (int step = 0; step < Config::kQSteps; ++step)
       load_q_step<Config>(q[step], &smem.sQ[0][0], step);
@@ -243,17 +246,17 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
                                  shape.softmax_scale * kLog2e * smem.sQScale[quad_row + 8]};
     int stage = 0;
     for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
-      __syncwarp();  // all lanes are done with the tile before, whose place is filled anew
+      __syncwarp();  // all lanes have read the previous tile, whose stage is refilled
       load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
       cp_async_wait<kStages - 1>();
-      __syncwarp();  // this tile of all lanes is there
+      __syncwarp();  // this tile's copies of all lanes are visible
       //! [pipeline]
-      // (3) S = Q K^T, -inf where a query does not see a key
+      // (3) S = Q K^T, -inf where masked.
       float s[kBlockN / 8][4] = {};
       gemm_qk<Config>(s, q, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
-      // (4) softmax
+      // (4) Online softmax.
       //! [softmax]
-      float max[2] = {row_max[0], row_max[1]}, inverse[kBlockN / 8][2];  // of V's descales
+      float max[2] = {row_max[0], row_max[1]}, inverse[kBlockN / 8][2];  // log2 of V's descales
 #pragma unroll
       for (int n = 0; n < kBlockN / 8; ++n)
 #pragma unroll
@@ -292,24 +295,24 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       gemm_pv<Config>(o, s, &smem.sV[warp_id][stage][0][0]);
     }
 
-    // (6) merge the parts
+    // (6) Reduce across warps.
     //! [merge]
     auto& sO = reinterpret_cast<OutputParts<Config>&>(smem);
     static_assert(sizeof sO <= sizeof smem.sK + sizeof smem.sV, "the parts lie where K and V were");
     cp_async_wait<0>();
-    __syncthreads();  // all are done with K and V
+    __syncthreads();  // all warps have read K and V
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = quad_row + 8 * r;
 #pragma unroll
-      for (int n = 0; n < kHeadDim / 8; n += 2)  // even columns of sixteen, odd ones
+      for (int n = 0; n < kHeadDim / 8; n += 2)  // even columns of sixteen, odd columns
         *reinterpret_cast<float4*>(&sO[warp_id][row][swizzled_column(row, 8 * n + 2 * quad_col)]) =
             make_float4(o[n][2 * r], o[n + 1][2 * r], o[n][2 * r + 1], o[n + 1][2 * r + 1]);
       const float sum = quad_sum(row_sum[r]);
       if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
     }
-    __syncthreads();                       // the parts are there
-    constexpr int kChunks = kHeadDim / 4;  // of a row: four columns each
+    __syncthreads();  // m, l and O of all warps are visible
+    constexpr int kChunks = kHeadDim / 4;  // chunks per row, of four columns
     for (int idx = threadIdx.x; idx < rows.count * kChunks; idx += Config::kThreads) {
       const int r = idx / kChunks, col = idx % kChunks * 4;
       float max = kLowest, sum = 0, out[4] = {};
@@ -323,7 +326,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
                    *reinterpret_cast<const float4*>(&sO[n][r][swizzled_column(r, col)]));
       }
       //! [merge]
-      // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+      // (7) O = O / l of this split; (8) store O and lse, -inf if no key is visible.
       const float factor = sum != 0 ? 1 / sum : 0;
       const float lse = sum != 0 ? max + log2f(sum) : -INFINITY;
       if (num_splits == 1) {
@@ -337,17 +340,17 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       if (col == 0) gLsePartial[to] = lse;
     }
 
-    // (9) the last one merges
+    // (9) The last block to arrive reduces.
     //! [arrive]
-    __syncthreads();  // this block's part is stored; nobody reads the warps' parts any more
+    __syncthreads();  // the partial result is stored; all threads have read sO
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
                                  [&](int n) { return Schedule::slot(segment, n) * kRows + r; });
-    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // reset for the next launch
     //! [arrive]
   }
 }
@@ -388,7 +391,7 @@ Status launch(const Arguments& args) {
   return Status::unsupported("only head dims 64, 128 and 256");
 }
 
-// What fills the cache, once.
+// Fills the cache, once.
 Status prepare(const Arguments& args) { return quantise_cache<Codes>(args); }
 
 }  // namespace ATTN_BACKEND::d2_fp8_kv

@@ -1,12 +1,15 @@
-// d4_sparq: guesses which tokens count, from a part of each key, and reads these alone.
+// d4_sparq: estimate which tokens matter from part of each key, and read only those (SparQ).
 //
 // parent    none: an operation of its own, on a cache in bf16
-// idea      A score is guessed from the columns of K where |q| is largest. Softmax of the guesses
-//           says which tokens to read; what the others would add is their share of the mean of V.
-//           Columns of K are read side by side if K is stored twice, by rows and by columns.
-//           SparQ (arXiv 2312.04985), algorithm 1; heads that share K and V choose together.
+// change    Each score is estimated from the columns of K in which |q| is largest. The softmax of
+//           the estimates selects the tokens to read; the others contribute their share of the
+//           mean of V. K is stored twice, by rows and by columns. Query heads that share a KV head
+//           choose together.
+// why       A decode step is bound by the bytes of the cache. Columns can be read contiguously
+//           only from a transposed copy of K.
 // expect    dram__bytes_read.sum
 // supports  --operation sparq, one query; bf16; head dims 64, 128, 256; lengths on the device, GQA
+// source    SparQ (arXiv 2312.04985), algorithm 1
 #include "attn/kernel.h"
 #include "kernels/sparq.h"
 
@@ -23,22 +26,22 @@ struct Config {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kThreads = sparq::kSumThreads;
   static constexpr int kNumWarps = kThreads / kWarp;
-  static constexpr int kKeys = 8 * kThreads;  // of a block that guesses, 8 a thread
-  static constexpr int kHeads = 4;            // query heads at once
+  static constexpr int kKeys = 8 * kThreads;  // keys per block of the estimate, 8 per thread
+  static constexpr int kHeads = 4;  // query heads per pass
   static_assert(kThreads % kHeadDim == 0, "a thread has one column of O");
 };
 //! [config]
 
-// What a problem is to these kernels.
+// The problem, as these kernels need it.
 struct Sizes {
-  int group, kv_heads, seqlen_k, padded;  // query heads of a K/V head; room, in whole 16 bytes
+  int group, kv_heads, seqlen_k, padded;  // query heads per KV head; padded to 16 bytes
   float scale_log2;
   sparq::Choice choice;
 };
 
 __device__ __forceinline__ float column(const Element* g, int64_t idx) { return to_float(g[idx]); }
 
-// Who fills the cache: K by columns, and the mean of V.
+// Fills the cache: K by columns, and the mean of V.
 //
 //     kt [B Hkv, d, padded]    v_mean [B Hkv, d]
 //! [prepare]
@@ -53,16 +56,16 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int key0 = static_cast<int>(blockIdx.y) * kTile, seqlen_k = gSeqused[head / sizes.kv_heads];
   const int x = static_cast<int>(threadIdx.x) % kTile, y = static_cast<int>(threadIdx.x) / kTile;
   for (int i = y; i < kTile; i += Config::kThreads / kTile) {
-    const bool exists = key0 + i < seqlen_k;  // behind it nothing is read
+    const bool exists = key0 + i < seqlen_k;  // the padding is never read
     sK[i][x] = exists ? gK[(head * sizes.seqlen_k + key0 + i) * kHeadDim + col0 + x]
                       : from_float<Element>(0);
   }
-  __syncthreads();  // the tile is there
+  __syncthreads();  // the tile is loaded
   for (int i = y; i < kTile; i += Config::kThreads / kTile)
     if (key0 + x < sizes.padded)
       gKt[(head * kHeadDim + col0 + i) * sizes.padded + key0 + x] = sK[x][i];
 }
-// A block has a head, a thread a column of some of its keys.
+// One block per head; a thread sums one column over some of its keys.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
     mean_kernel(const Element* __restrict__ gV, const int* __restrict__ gSeqused, Sizes sizes,
@@ -77,15 +80,15 @@ __global__ void __launch_bounds__(Config::kThreads)
   for (int key = slice; key < seqlen_k; key += kSlices)
     sum += column(gV, (head * sizes.seqlen_k + key) * kHeadDim + col);
   sSum[slice][col] = sum;
-  __syncthreads();  // all slices are there
+  __syncthreads();  // all slices are summed
   if (slice > 0) return;
   for (int n = 1; n < kSlices; ++n) sum += sSum[n][col];
   gMean[head * kHeadDim + col] = seqlen_k > 0 ? sum / static_cast<float>(seqlen_k) : 0;
 }
 //! [prepare]
 
-// (1) The columns of a K/V head, rising, and what each of its query heads' products are multiplied
-// by. Every block works them out for itself. NaN is above infinity, and it above all else.
+// (1) The chosen columns of a KV head, in ascending order, and the factor of each query head's
+// partial dot products. Every block recomputes them. NaN orders above Inf, and Inf above all else.
 //! [columns]
 template <class Config>
 __device__ __forceinline__ void choose_columns(const Element* gQ,  // [group, d]
@@ -99,17 +102,17 @@ __device__ __forceinline__ void choose_columns(const Element* gQ,  // [group, d]
     for (int h = 0; h < sizes.group; ++h) sum += fabsf(column(gQ, h * kHeadDim + tid));
     sSum[tid] = __float_as_uint(sum);
   }
-  __syncthreads();  // |q| of all columns is there
+  __syncthreads();  // |q| of all columns is stored
   const auto chosen = [&](int col) {
-    int before = 0;  // columns that are larger, or as large and earlier
+    int before = 0;  // columns that are larger, or equal and earlier
     for (int c = 0; c < kHeadDim; ++c)
       before += sSum[c] > sSum[col] || (sSum[c] == sSum[col] && c < col);
     return before < sizes.choice.columns;
   };
   const bool is_chosen = tid < kHeadDim && chosen(tid);
-  __syncthreads();  // nobody reads them any more
+  __syncthreads();  // all threads have read sums
   if (tid < kHeadDim) sSum[tid] = is_chosen;
-  __syncthreads();  // all know which
+  __syncthreads();  // the choice is visible
   if (is_chosen) {
     int place = 0;
     for (int c = 0; c < tid; ++c) place += static_cast<int>(sSum[c]);
@@ -125,11 +128,11 @@ __device__ __forceinline__ void choose_columns(const Element* gQ,  // [group, d]
     }
     sScale[h] = sparq::guess_scale(sizes.scale_log2, all, part);
   }
-  __syncthreads();  // columns and scales are there
+  __syncthreads();  // columns and factors are stored
 }
 //! [columns]
 
-// Eight elements that lie side by side.
+// Eight contiguous elements.
 __device__ __forceinline__ void load_bf16x8(float (&x)[8], const Element* g) {
   const uint4 bits = *reinterpret_cast<const uint4*>(g);
   const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
@@ -138,12 +141,13 @@ __device__ __forceinline__ void load_bf16x8(float (&x)[8], const Element* g) {
     x[i] = __uint_as_float(i % 2 ? pairs[i / 2] & 0xFFFF0000u : pairs[i / 2] << 16);
 }
 
-// (2) Scores of all tokens as these columns guess them, to base 2: guesses [B, Hq, padded]. A
-// thread has 8 keys that lie side by side, for `kHeads` query heads at once.
+// (2) Estimated scores of all tokens in log2 units: guesses [B, Hq, padded]. A thread has 8
+// contiguous keys, for `kHeads` query heads at once.
 //! [guess]
 template <class Config, int kHeads>
 __device__ __forceinline__ void guess_of_heads(const Element* gQ,     // [heads, d]
-                                               const Element* gKeys,  // the thread's, of column 0
+                                               // this thread's keys, column 0
+                                               const Element* gKeys,
                                                const int* sColumns, const float* sScale, int heads,
                                                const Sizes& sizes, float* gGuesses) {
   float sum[kHeads][8] = {};
@@ -199,22 +203,22 @@ __global__ void __launch_bounds__(Config::kThreads)
 }
 //! [guess]
 
-// Of all threads, in an order that is always the same.
+// Reduction over all threads, in a fixed order.
 template <class Config, class T, class Combine>
 __device__ __forceinline__ T of_block(T value, T (&s)[Config::kThreads], Combine combine) {
   s[threadIdx.x] = value;
   for (int distance = Config::kThreads / 2; distance > 0; distance /= 2) {
-    __syncthreads();  // the values of this round are there
+    __syncthreads();  // the values of this round are stored
     if (static_cast<int>(threadIdx.x) < distance)
       s[threadIdx.x] = combine(s[threadIdx.x], s[threadIdx.x + distance]);
   }
-  __syncthreads();  // the last one is there
+  __syncthreads();  // the result is stored
   const T all = s[0];
-  __syncthreads();  // all have read it
+  __syncthreads();  // all threads have read it
   return all;
 }
 
-// What the threads before this one have, all together.
+// Exclusive prefix sum over the threads.
 template <class Config>
 __device__ __forceinline__ int sum_before(int value, int (&s)[Config::kNumWarps]) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -224,24 +228,24 @@ __device__ __forceinline__ int sum_before(int value, int (&s)[Config::kNumWarps]
     if (lane >= distance) sum += before;
   }
   if (lane == kWarp - 1) s[warp] = sum;
-  __syncthreads();  // the sums of all warps are there
+  __syncthreads();  // the sums of all warps are visible
   int all = sum - value;
   for (int n = 0; n < warp; ++n) all += s[n];
   __syncthreads();  // the codes are no longer read
   return all;
 }
 
-// (3) The tokens: those with the largest sums, over the heads, of softmax of the guesses, of equal
-// ones the first; and the newest in any case. chosen [B Hkv, keys], rising; their parts of softmax,
-// alpha [B, Hq]. Sums compare as their bits do: digits of 8 bits, from the top, say which is the
-// last one that is taken.
+// (3) The tokens with the largest sums, over the heads, of the softmax of the estimates (ties: the
+// first), and the newest ones in any case. chosen [B Hkv, keys], ascending; their shares of the
+// softmax, alpha [B, Hq]. The sums compare like their bit patterns: a radix select on 8-bit digits,
+// most significant first, finds the last one taken.
 //! [choose]
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
     choose_kernel(const float* __restrict__ gGuesses, const int* __restrict__ gSeqused, Sizes sizes,
                   unsigned* __restrict__ gShares,  // [B Hkv, padded]
                   int* __restrict__ gChosen, float* __restrict__ gAlpha) {
-  __shared__ float sMax[sparq::kMaxGroup], sSum[sparq::kMaxGroup];  // of the heads
+  __shared__ float sMax[sparq::kMaxGroup], sSum[sparq::kMaxGroup];  // sum over the heads
   __shared__ float sReduced[Config::kThreads];
   __shared__ int sCount[256], sWarps[Config::kNumWarps];
   static_assert(Config::kThreads == 256, "a thread has a digit");
@@ -263,7 +267,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     sum = of_block<Config>(sum, sReduced, [](float a, float b) { return a + b; });
     if (tid == 0) sMax[h] = max, sSum[h] = sum;
   }
-  __syncthreads();  // the maximum and the sum of each head are there
+  __syncthreads();  // max and sum of each head are stored
   const auto part = [&](int h, int key) {
     return sparq::exp2_of(g[int64_t{h} * sizes.padded + key] - sMax[h]) / sSum[h];
   };
@@ -273,7 +277,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     gOwn[key] = key >= seqlen_k - sizes.choice.newest ? ~0u : __float_as_uint(share) & 0x7FFFFFFFu;
   }
   if (tid == 0) sPrefix = 0, sLeft = wanted;
-  __syncthreads();  // this block's shares are there
+  __syncthreads();  // this block's shares are stored
   for (int shift = 24; shift >= 0; shift -= 8) {
     sCount[tid] = 0;
     __syncthreads();  // counts are 0
@@ -281,14 +285,14 @@ __global__ void __launch_bounds__(Config::kThreads)
     for (int key = tid; key < seqlen_k; key += Config::kThreads)
       if ((gOwn[key] & mask) == prefix) atomicAdd(&sCount[gOwn[key] >> shift & 255], 1);
     __syncthreads();  // all are counted
-    // The thread whose digit, counted from the top, has the last one that is taken.
+    // The thread whose digit, counted from the top, contains the last token taken.
     const int digit = 255 - tid, count = sCount[digit], left = sLeft;
     const int above = sum_before<Config>(count, sWarps);
     if (above < left && left <= above + count)
       sPrefix = prefix | static_cast<unsigned>(digit) << shift, sLeft = left - above;
-    __syncthreads();  // the digit is known
+    __syncthreads();  // the digit is stored
   }
-  // Threads have keys that lie side by side: how many of them are above, how many at the last one.
+  // Threads have contiguous keys: how many of them are above the threshold, how many equal to it.
   const unsigned last = sPrefix;
   const int per_thread = ceil_div(seqlen_k, Config::kThreads);
   const int begin = min(seqlen_k, tid * per_thread), end = min(seqlen_k, begin + per_thread);
@@ -302,7 +306,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       gChosen[head * sizes.choice.keys + place++] = key;
     ties_before += tie;
   }
-  __syncthreads();  // the tokens are there
+  __syncthreads();  // the tokens are stored
   for (int h = 0; h < sizes.group; ++h) {
     float alpha = 0;
     for (int n = tid; n < wanted; n += Config::kThreads)
@@ -313,8 +317,8 @@ __global__ void __launch_bounds__(Config::kThreads)
 }
 //! [choose]
 
-// (4) Attention to the chosen tokens, exact: O is alpha times that and 1 - alpha times the mean of
-// V over all tokens.
+// (4) Exact attention to the chosen tokens. O is alpha times its result plus 1 - alpha times the
+// mean of V over all tokens.
 //! [attention]
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
@@ -325,8 +329,8 @@ __global__ void __launch_bounds__(Config::kThreads)
                      float* __restrict__ gWeights,  // [B, Hq, keys]
                      Element* __restrict__ gO, float* __restrict__ gLse) {
   constexpr int kHeadDim = Config::kHeadDim, kHeads = Config::kHeads;
-  constexpr int kLanes = kHeadDim / 8;                // that have a row: 16 bytes each
-  constexpr int kSlices = Config::kThreads / kLanes;  // tokens at once
+  constexpr int kLanes = kHeadDim / 8;  // threads per row, 16 bytes each
+  constexpr int kSlices = Config::kThreads / kLanes;  // tokens per pass
   __shared__ float sO[kSlices][kHeads][kHeadDim];
   __shared__ float sSum[sparq::kMaxGroup];
   const int64_t head = blockIdx.x, q_head = head * sizes.group;
@@ -351,7 +355,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         weights[h * sizes.choice.keys + n] = dot * sizes.scale_log2;
     }
   }
-  __syncthreads();  // all scores are there
+  __syncthreads();  // all scores are stored
   for (int h = warp; h < sizes.group; h += Config::kNumWarps) {
     float* const row_weights = weights + h * sizes.choice.keys;
     float max = -INFINITY, sum = 0;
@@ -365,7 +369,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       gLse[q_head + h] = count == 0 ? -INFINITY : kLn2 * (max + log2f(sum));
     }
   }
-  __syncthreads();  // all weights are there
+  __syncthreads();  // all weights are stored
   for (int h0 = 0; h0 < sizes.group; h0 += kHeads) {
     const int heads = min(kHeads, sizes.group - h0);
     float o[kHeads][8] = {};
@@ -385,7 +389,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     for (int h = 0; h < kHeads; ++h)
 #pragma unroll
       for (int i = 0; i < 8; ++i) sO[slice][h][own_columns + i] = o[h][i];
-    __syncthreads();  // all slices of O are there
+    __syncthreads();  // all slices of O are stored
     const int col = tid % kHeadDim;
     for (int h = tid / kHeadDim; h < heads; h += Config::kThreads / kHeadDim) {
       float sum = 0;
@@ -395,7 +399,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       const float rest = (1 - alpha) * gMean[head * kHeadDim + col];
       gO[(q_head + h0 + h) * kHeadDim + col] = from_float<Element>(fmaf(alpha, read, rest));
     }
-    __syncthreads();  // they are read
+    __syncthreads();  // they have been read
   }
 }
 //! [attention]
@@ -440,7 +444,7 @@ Status launch(const Arguments& args) {
                        args.out<float>("weights"), params.o, params.lse);
 }
 
-// K by columns, and the mean of V: once, as a server does it token by token.
+// K by columns and the mean of V, computed once: a server does it token by token.
 template <class Config>
 Status prepare(const Arguments& args) {
   const DecodeParams<Element> params(args);

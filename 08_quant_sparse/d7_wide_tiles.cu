@@ -1,11 +1,12 @@
-// d7_wide_tiles: a warp has 32 keys at once.
+// d7_wide_tiles: 32 keys per warp.
 //
 // parent    d6_subnormal_operands
-// idea      Of d6's instructions for 16 keys a third does not depend on how many keys there are:
-//           addresses of the copies, a wait, a vote, a branch. A tile of 32 keys has them once. A
-//           block keeps 256 keys at once, with 8 warps; two blocks share an SM, so that one of them
-//           streams while the other merges its parts or loads Q.
-// expect    smsp__inst_executed.sum; dram__throughput, most where heads are many
+// change    A warp's tile has 32 keys instead of 16. A block still has 256 keys in flight, now
+//           with 8 warps, so two blocks fit on an SM.
+// why       A third of d6's instructions per 16 keys does not depend on the number of keys: copy
+//           addresses, a wait, a vote, a branch. And while one block merges its partials or loads
+//           Q, the other streams.
+// expect    smsp__inst_executed.sum; dram__throughput, most with many heads
 // supports  --dtype int4, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
 #include <algorithm>
@@ -30,18 +31,18 @@ using namespace flash_decoding;
 using namespace splits;
 
 using Element = __nv_bfloat16;  // type of the inputs and of O
-using Codes = Int4Denormals;    // of the cache
+using Codes = Int4Denormals;  // bytes per cache row
 
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 8, kRowBytes = kHeadDim / 2;
-  static constexpr int kBlockN = kHeadDim <= 128 ? 32 : 16;  // keys of a warp's tile
+  static constexpr int kBlockN = kHeadDim <= 128 ? 32 : 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 8, kThreads = 32 * kNumWarps;
-  static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
-  static constexpr int kLanes = kRowBytes / 16;           // that copy a row: 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;         // rows that a warp copies at once
+  static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
+  static constexpr int kLanes = kRowBytes / 16;  // lanes per row, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows per load of a warp
   static constexpr int kParts = kNumWarps;                 // per row
-  static constexpr int kStages = kHeadDim == 128 ? 3 : 4;  // tiles of K and V of a warp
+  static constexpr int kStages = kHeadDim == 128 ? 3 : 4;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = kHeadDim <= 128 ? 2 : 1;
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
 };
@@ -50,23 +51,23 @@ template <class Config>
 struct SharedStorage {
   alignas(16) uint8_t sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kRowBytes];
   alignas(16) uint8_t sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kRowBytes];
-  // Of two keys more: 16 bytes, the descales of two keys, begin at even ones.
+  // Padded to two keys: a 16-byte copy holds the descales of two keys and starts at an even key.
   alignas(16) uint2 sDescale[Config::kNumWarps][Config::kStages][Config::kBlockN + 2];
   alignas(16) __half sQ[Config::kRows][Config::kHeadDim];
   float sQScale[Config::kRows], sQSum[Config::kRows];
-  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // whether this block merges
+  bool last;  // this block reduces the splits of the row
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
-// The warps' parts of O, where K and V were. Lanes that store at once have 32 bytes of each of four
-// rows, and these lie 32 bytes apart, so that no bank is shared.
+// Partial O of the warps, in the space of K and V. Lanes that store together have 32 bytes of each
+// of four rows. These are 32 bytes apart, which avoids bank conflicts.
 __device__ __forceinline__ int swizzled_column(int row, int col) { return col ^ row / 2 * 8; }
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
 
-// Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
-// become 0. `g`: the lane's chunk of the tile's first row.
+// Issues cp.async of this lane's chunks of a tile; rows from `count` on become 0. `g`: the lane's
+// chunk of the tile's first row.
 //! [load]
 template <class Config>
 __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int count) {
@@ -81,7 +82,7 @@ __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int c
 }
 //! [load]
 
-// Q as the right operand: 16 columns of its 8 rows are two registers.
+// Q as the B operand: 16 columns of its 8 rows are two registers.
 template <class Config>
 __device__ __forceinline__ void load_q_steps(uint32_t (&q)[Config::kHeadDim / 32][4],
                                              const __half* sQ) {
@@ -92,10 +93,10 @@ __device__ __forceinline__ void load_q_steps(uint32_t (&q)[Config::kHeadDim / 32
                 sQ + swizzled_offset<Config::kHeadDim>(lane_id % 8, 32 * n + lane_id / 8 * 8));
 }
 
-// (3) S^T = K Q^T of a warp's tile, and (5) O^T += V^T P^T, of codes and of codes less 8. A word of
-// an ldmatrix matrix, 8 keys of 32 codes, is half of the rows of A for 32 columns of K; transposed,
-// of two keys and of columns 4g to 4g + 3 of V. So a tile of O^T has columns 4g in its upper rows
-// and 4g + 1 in its lower ones, the next one 4g + 2 and 4g + 3.
+// (3) S^T = K Q^T of a warp's tile, on codes, and (5) O^T += V^T P^T, on codes minus 8. A word of
+// an ldmatrix matrix (8 keys of 32 codes) is half the rows of the A fragment for 32 columns of K.
+// Transposed, it holds two keys and columns 4g to 4g + 3 of V. So a tile of O^T has columns 4g in
+// its upper rows and 4g + 1 in its lower rows, the next tile 4g + 2 and 4g + 3.
 //! [mma]
 template <class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 16][4],
@@ -106,11 +107,11 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 16][4],
   for (int chunk = 0; chunk < Config::kHeadDim / 32; chunk += 2)
 #pragma unroll
     for (int m = 0; m < Config::kBlockN / 16; ++m) {
-      uint32_t words[4], low[4], high[4];  // of keys 0 to 7, of keys 8 to 15
+      uint32_t words[4], low[4], high[4];  // keys 0 to 7, keys 8 to 15
       ldmatrix_x4(words, sK + code_offset<Config::kRowBytes>(16 * m + lane_id % 16,
                                                              chunk + lane_id / 16));
 #pragma unroll
-      for (int next = 0; next < 2; ++next) {  // this chunk and the next one: two steps each
+      for (int next = 0; next < 2; ++next) {  // this chunk and the next: two k-steps each
         const uint32_t(&b)[4] = q[chunk + next];
         Codes::of_k(words[2 * next], low);
         Codes::of_k(words[2 * next + 1], high);
@@ -130,7 +131,7 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 16][4],
                            movmatrix_trans(pack2<__half>(p[m][2], p[m][3]))};
 #pragma unroll
     for (int n = 0; n < Config::kHeadDim / 32; n += 2) {
-      uint32_t words[4], low[4], high[4];  // of keys 0 to 7, of keys 8 to 15
+      uint32_t words[4], low[4], high[4];  // keys 0 to 7, keys 8 to 15
       ldmatrix_x4_trans(words, sV + code_offset<Config::kRowBytes>(16 * m + lane_id % 16,
                                                                    n + lane_id / 16));
 #pragma unroll
@@ -148,7 +149,7 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 16][4],
 }
 //! [mma]
 
-// Over the 8 lanes that share a column of an accumulator.
+// Reduction over the 8 lanes that share a column of an accumulator.
 __device__ __forceinline__ float column_max(float x) {
   for (int mask = 4; mask < 32; mask *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, mask));
   return x;
@@ -158,17 +159,17 @@ __device__ __forceinline__ float column_sum(float x) {
   return x;
 }
 
-// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `partial_index(n)`: where part n lies.
+// One warp reduces the partial results of a row. A lane owns four of each 128 columns and the
+// weight of every 32nd partial result. `partial_index(n)`: index of partial result n.
 //! [merge_row]
 template <class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
-  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
+  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // partial results in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
-  const bool owner = 4 * lane_id < kHeadDim;  // with d = 64 half of the lanes have no columns
+  const bool owner = 4 * lane_id < kHeadDim;  // at d=64 half of the lanes own no columns
   float4 parts[kAtOnce][kOwn] = {};
   const auto load = [&](int n0) {
 #pragma unroll
@@ -211,15 +212,15 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 template <class Config, class Schedule>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attention_kernel(
     const Element* gQ,      // [B, Hq, seqlen_q, d]
-    const uint8_t* gK,      // [B, Hkv, seqlen_k, d / 2], two codes a byte
-    const uint8_t* gV,      // [B, Hkv, seqlen_k, d / 2], two codes a byte
-    const uint2* gDescale,  // [B, Hkv, padded]: of a key, of a value
-    const int* gSeqused,    // [B]: keys of each sequence
+    const uint8_t* gK,  // [B, Hkv, seqlen_k, d / 2], two codes per byte
+    const uint8_t* gV,  // [B, Hkv, seqlen_k, d / 2], two codes per byte
+    const uint2* gDescale,  // [B, Hkv, padded]: of the key, of the value
+    const int* gSeqused,  // [B]: valid keys per sequence
     Element* gO,            // [B, Hq, seqlen_q, d]
     float* gLse,            // [B, Hq, seqlen_q]
-    float* gOPartial,       // [slots, kRows, d]
-    float* gLsePartial,     // [slots, kRows], to base 2
-    unsigned* gSemaphore,   // [row blocks]: parts that are stored; 0 between launches
+    float* gOPartial,  // [num_partials, kRows, d]
+    float* gLsePartial,  // [num_partials, kRows], in log2 units
+    unsigned* gSemaphore,  // [row blocks]: arrivals; 0 between launches
     Shape shape, Schedule schedule, int row_tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
@@ -238,19 +239,20 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
 
     const int64_t descales = int64_t{rows.bh_kv} * padded_keys(shape.seqlen_k);
 
-    // (1) load Q, which stays. Rows that are not there become 0.
+    // (1) Load Q, which stays. Rows past the last become 0.
     load_q<Config, Codes>(&smem.sQ[0][0], smem.sQScale, smem.sQSum, gQ + rows.first * kHeadDim,
                           rows.count);
     scale_for_denormals<Config, Codes>(&smem.sQ[0][0]);
-    float o[kHeadDim / 16][4] = {};                          // O^T, not divided by l yet
+    float o[kHeadDim / 16][4] = {};  // O^T, unnormalised
     // max in log2 units; sum over this lane's keys
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
-    float row_zero[2] = {};  // what the zero points of V add to all columns of O
+    float row_zero[2] = {};  // what V's zero points add to every column of O
     const KvRange kv_range[2] = {
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_col) % shape.seqlen_q),
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_col + 1) % shape.seqlen_q)};
 
-    // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
+    // (2) Issue K_j and V_j, kStages - 1 tiles ahead. Past the last tile the cp.async groups are
+    // empty.
     //! [pipeline]
     constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
     const int first = keys.begin + warp_id * kBlockN;
@@ -259,7 +261,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
         const int64_t from = kv + int64_t{key0} * Config::kRowBytes;
         load_tile<Config>(&smem.sK[warp_id][stage][0][0], gK + from, keys.end - key0);
         load_tile<Config>(&smem.sV[warp_id][stage][0][0], gV + from, keys.end - key0);
-        const int even = key0 / 2 * 2 + 2 * lane_id;  // the lane's two keys; some are of no tile
+        // the lane's two keys; some are outside the tile
+        const int even = key0 / 2 * 2 + 2 * lane_id;
         if (lane_id <= kBlockN / 2)
           cp_async_16(&smem.sDescale[warp_id][stage][2 * lane_id],
                       gDescale + descales + (even < keys.end ? even : 0), even < keys.end ? 16 : 0);
@@ -267,33 +270,35 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       cp_async_commit();
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
-    __syncthreads();               // Q of all warps is there
-    uint32_t q[kHeadDim / 32][4];  // operands of the first MMA
+    __syncthreads();  // Q of all warps is visible
+    uint32_t q[kHeadDim / 32][4];  // A fragments of Q K^T
     load_q_steps<Config>(q, &smem.sQ[0][0]);
     const float scale_log2[2] = {shape.softmax_scale * kLog2e * smem.sQScale[quad_col],
                                  shape.softmax_scale * kLog2e * smem.sQScale[quad_col + 1]};
     const float q_sum[2] = {smem.sQSum[quad_col], smem.sQSum[quad_col + 1]};
     int stage = 0;
     for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
-      __syncwarp();  // all lanes are done with the tile before, whose place is filled anew
+      __syncwarp();  // all lanes have read the previous tile, whose stage is refilled
       load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
       cp_async_wait<kStages - 1>();
-      __syncwarp();  // this tile of all lanes is there
+      __syncwarp();  // this tile's copies of all lanes are visible
       //! [pipeline]
-      // (3) S = Q K^T, -inf where a query does not see a key. The MMAs' sums are 2^-10 of it, by
-      // what Q was multiplied with (denormals.h).
-      float s[kBlockN / 16][4] = {};  // keys quad_row and quad_row + 8 of 16, each of two rows
+      // (3) S = Q K^T, -inf where a key is masked. The MMAs' sums are 2^-10 of it, because of the
+      // factors in Q (denormals.h).
+      float s[kBlockN / 16][4] = {};  // keys quad_row and quad_row + 8 of 16, two rows each
       gemm_qk<Config>(s, q, &smem.sK[warp_id][stage][0][0]);
-      // (4) softmax
+      // (4) Online softmax.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
-      float inverse[kBlockN / 8], zero[kBlockN / 8];  // of V's scales; zero points in codes
+      // log2 of V's scales; zero points in units of codes
+      float inverse[kBlockN / 8], zero[kBlockN / 8];
 #pragma unroll
       for (int i = 0; i < kBlockN / 8; ++i) {
         const int j = key0 + quad_row + 8 * i;
         const uint2 descale = smem.sDescale[warp_id][stage][j - key0 / 2 * 2];
         const Affine of_k = affine_of(descale.x), of_v = affine_of(descale.y);
-        const float least = fmaf(-Codes::kMiddle, of_k.scale, of_k.middle);  // what code 0 means
+        // the meaning of code 0
+        const float least = fmaf(-Codes::kMiddle, of_k.scale, of_k.middle);
         inverse[i] = of_v.scale > 0 ? __fdividef(1, of_v.scale) : 0;
         zero[i] = of_v.scale > 0 ? of_v.middle * inverse[i] : 0;
 #pragma unroll
@@ -306,7 +311,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
           max[r] = fmaxf(max[r], x);
         }
       }
-      if (__any_sync(~0u, max[0] > row_max[0] || max[1] > row_max[1])) {  // rare: a maximum grew
+      if (__any_sync(~0u, max[0] > row_max[0] || max[1] > row_max[1])) {  // rare: a max grew
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           max[r] = column_max(max[r]);
@@ -329,26 +334,26 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       gemm_pv<Config>(o, s, &smem.sV[warp_id][stage][0][0]);
     }
 
-    // (6) merge the parts
+    // (6) Reduce across warps.
     //! [merge]
     auto& sO = reinterpret_cast<OutputParts<Config>&>(smem);
     static_assert(sizeof sO <= sizeof smem.sK + sizeof smem.sV, "the parts lie where K and V were");
     constexpr float kLow = 1 / Codes::kUnit, kHigh = kLow / 16;  // four bits higher
     cp_async_wait<0>();
-    __syncthreads();  // all are done with K and V
+    __syncthreads();  // all warps have read K and V
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = quad_col + r;
       const float z = column_sum(row_zero[r]), sum = column_sum(row_sum[r]);
 #pragma unroll
-      for (int n = 0; n < kHeadDim / 16; n += 2)  // 32 columns, four of them of this lane
+      for (int n = 0; n < kHeadDim / 16; n += 2)  // 32 columns, four of them in this lane
         *reinterpret_cast<float4*>(&sO[warp_id][row][swizzled_column(row, 16 * n + 4 * quad_row)]) =
             make_float4(fmaf(o[n][r], kLow, z), fmaf(o[n][2 + r], kHigh, z),
                         fmaf(o[n + 1][r], kLow, z), fmaf(o[n + 1][2 + r], kHigh, z));
       if (quad_row == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
     }
-    __syncthreads();                       // the parts are there
-    constexpr int kChunks = kHeadDim / 4;  // of a row: four columns each
+    __syncthreads();  // m, l and O of all warps are visible
+    constexpr int kChunks = kHeadDim / 4;  // chunks per row, of four columns
     for (int idx = threadIdx.x; idx < rows.count * kChunks; idx += Config::kThreads) {
       const int r = idx / kChunks, col = idx % kChunks * 4;
       float max = kLowest, sum = 0, out[4] = {};
@@ -362,7 +367,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
                    *reinterpret_cast<const float4*>(&sO[n][r][swizzled_column(r, col)]));
       }
       //! [merge]
-      // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+      // (7) O = O / l of this split; (8) store O and lse, -inf if no key is visible.
       const float factor = sum != 0 ? 1 / sum : 0;
       const float lse = sum != 0 ? max + log2f(sum) : -INFINITY;
       if (num_splits == 1) {
@@ -376,17 +381,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       if (col == 0) gLsePartial[to] = lse;
     }
 
-    // (9) the last one merges
+    // (9) The last block to arrive reduces.
     //! [arrive]
-    __syncthreads();  // this block's part is stored; nobody reads the warps' parts any more
+    __syncthreads();  // the partial result is stored; all threads have read sO
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
                                  [&](int n) { return Schedule::slot(segment, n) * kRows + r; });
-    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // reset for the next launch
     //! [arrive]
   }
 }
@@ -428,7 +433,7 @@ Status launch(const Arguments& args) {
   return Status::unsupported("only head dims 64, 128 and 256");
 }
 
-// What fills the cache, once. There are more blocks of rows than d3 has, and a counter of each.
+// Fills the cache, once. There are more row blocks than in d3, and one counter for each.
 Status prepare(const Arguments& args) {
   if (const Status status = quantise_cache4<Codes>(args); !status.ok()) return status;
   using Pass = QuantisePass;

@@ -1,14 +1,16 @@
-// d9_kivi: scales of K's channels, and the newest tokens in 16 bits.
+// d9_kivi: per-channel scales of K, and the newest tokens in fp16 (KIVI).
 //
 // parent    d7_wide_tiles
-// idea      K's channels differ by far more than its tokens do. So a scale and a zero point are a
-//           channel's, for 32 tokens: KIVI. They cannot multiply a score, which is a sum over the
-//           channels, so they go into Q: a warp makes q' = q s of a group before it meets the
-//           group's codes, and q z is another product. Groups are made when they are full; the
-//           newest 128 to 159 tokens are in fp16.
+// change    K has one scale and one zero point per channel for 32 tokens. A score is a sum over
+//           channels, so they go into Q: a warp computes q' = q s of a group before it reads the
+//           group's codes, and q z is another product. A group is quantised when it is full; the
+//           newest 128 to 159 tokens are fp16.
+// why       K's channels differ far more than its tokens do. A per-token scale has to cover the
+//           largest channel.
 // expect    O's error where channels have a bias; smsp__inst_executed.sum grows, by q' and q z
 // supports  --dtype int4, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
+// source    KIVI (arXiv 2402.02750), section 3
 #include <algorithm>
 
 #include "device/device.h"
@@ -32,18 +34,18 @@ using namespace flash_decoding;
 using namespace splits;
 
 using Element = __nv_bfloat16;  // type of the inputs and of O
-using Codes = Int4Denormals;    // of the cache
+using Codes = Int4Denormals;  // bytes per cache row
 
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 8, kRowBytes = kHeadDim / 2;
-  static constexpr int kBlockN = kHeadDim <= 128 ? 32 : 16;  // keys of a warp's tile
+  static constexpr int kBlockN = kHeadDim <= 128 ? 32 : 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 8, kThreads = 32 * kNumWarps;
-  static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
-  static constexpr int kLanes = kRowBytes / 16;           // that copy a row: 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;         // rows that a warp copies at once
+  static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
+  static constexpr int kLanes = kRowBytes / 16;  // lanes per row, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows per load of a warp
   static constexpr int kParts = kNumWarps;                 // per row
-  static constexpr int kStages = kHeadDim == 128 ? 3 : 4;  // tiles of K and V of a warp
+  static constexpr int kStages = kHeadDim == 128 ? 3 : 4;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = kHeadDim <= 128 ? 2 : 1;
   static constexpr int kGroupBytes = group_bytes(kHeadDim);  // scales, zero points, two factors
   static_assert(kGroup % kBlockN == 0, "a tile is of one group");
@@ -55,22 +57,22 @@ struct SharedStorage {
   alignas(16) uint8_t sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kRowBytes];
   alignas(16) uint8_t sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kRowBytes];
   alignas(16) uint32_t sDescale[Config::kNumWarps][Config::kStages][Config::kBlockN];  // of V
-  // Of the tile's group. Q lies in the last stage's part until that is first filled.
+  // Metadata of the tile's group. Q occupies the last stage's part until that is first filled.
   alignas(16) uint8_t sGroup[Config::kStages][Config::kNumWarps][Config::kGroupBytes];
-  float sQScale[Config::kRows], sQSum[Config::kRows];  // of the rows of Q; the sums are not used
-  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sQScale[Config::kRows], sQSum[Config::kRows];  // of the rows of Q; the sums are unused
+  float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // whether this block merges
+  bool last;  // this block reduces the splits of the row
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sGroup, sQScale, sQSum, sMax, sSum, last)
 };
-// The warps' parts of O, where K and V were. Lanes that store at once have 32 bytes of each of four
-// rows, and these lie 32 bytes apart, so that no bank is shared.
+// Partial O of the warps, in the space of K and V. Lanes that store together have 32 bytes of each
+// of four rows. These are 32 bytes apart, which avoids bank conflicts.
 __device__ __forceinline__ int swizzled_column(int row, int col) { return col ^ row / 2 * 8; }
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
 
-// Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
-// become 0. `g`: the lane's chunk of the tile's first row.
+// Issues cp.async of this lane's chunks of a tile; rows from `count` on become 0. `g`: the lane's
+// chunk of the tile's first row.
 //! [load]
 template <class Config>
 __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int count) {
@@ -85,7 +87,7 @@ __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int c
 }
 //! [load]
 
-// Q as the right operand: 16 columns of its 8 rows are two registers.
+// Q as the B operand: 16 columns of its 8 rows are two registers.
 template <class Config>
 __device__ __forceinline__ void load_q_steps(uint32_t (&q)[Config::kHeadDim / 32][4],
                                              const __half* sQ) {
@@ -96,11 +98,12 @@ __device__ __forceinline__ void load_q_steps(uint32_t (&q)[Config::kHeadDim / 32
                 sQ + swizzled_offset<Config::kHeadDim>(lane_id % 8, 32 * n + lane_id / 8 * 8));
 }
 
-// (3) S^T = K q'^T of a warp's tile, and (5) O^T += V^T P^T, of codes and of codes less 8. A word
-// of an ldmatrix matrix, 8 keys of 32 codes, is half of the rows of A for 32 columns of K;
-// transposed, of two keys and of columns 4g to 4g + 3 of V. So a tile of O^T has columns 4g in its
-// upper rows and 4g + 1 in its lower ones, the next one 4g + 2 and 4g + 3. What zero points add is
-// the same for all keys: rows of A that are alike make it of Q as it is.
+// (3) S^T = K q'^T of a warp's tile, on codes, and (5) O^T += V^T P^T, on codes minus 8. A word of
+// an ldmatrix matrix (8 keys of 32 codes) is half the rows of the A fragment for 32 columns of K.
+// Transposed, it holds two keys and columns 4g to 4g + 3 of V. So a tile of O^T has columns 4g in
+// its upper rows and 4g + 1 in its lower rows, the next tile 4g + 2 and 4g + 3. The zero points
+// contribute the same to all keys: an MMA whose rows of A are all z multiplies them by the unscaled
+// Q.
 //! [mma]
 template <class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 16][4], float (&of_zeros)[4],
@@ -117,7 +120,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 16][4], flo
     mma_m16n8k16<__half>(of_zeros, {zero.x, zero.x, zero.y, zero.y}, {b[0], b[1]}, of_zeros);
     mma_m16n8k16<__half>(of_zeros, {zero.z, zero.z, zero.w, zero.w}, {b[2], b[3]}, of_zeros);
   }
-  constexpr int kChunks = 32 / Config::kBlockN;  // of 32 columns, that four matrices have
+  constexpr int kChunks = 32 / Config::kBlockN;  // 32-column chunks per ldmatrix.x4
 #pragma unroll
   for (int chunk = 0; chunk < Config::kHeadDim / 32; chunk += kChunks) {
     uint32_t scaled[kChunks][4];  // q'
@@ -130,11 +133,12 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 16][4], flo
       scaled[next][2] = multiply_halves(b[2], bytes_of_two(scale.y, 0, 0x1404));
       scaled[next][3] = multiply_halves(b[3], bytes_of_two(scale.y, 0, 0x3424));
     }
-    uint32_t words[4], low[4], high[4];  // of keys 0 to 7 of 16, of keys 8 to 15
+    uint32_t words[4], low[4], high[4];  // keys 0 to 7 of 16, keys 8 to 15
     ldmatrix_x4(words, sK + code_offset<Config::kRowBytes>(lane_id % Config::kBlockN,
                                                            chunk + lane_id / Config::kBlockN));
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {  // two tiles of 16 keys, or two chunks of one: two steps each
+    // two tiles of 16 keys, or two chunks of one tile: two k-steps each
+    for (int i = 0; i < 2; ++i) {
       float(&tile)[4] = s[i / kChunks];
       const uint32_t(&b)[4] = scaled[i % kChunks];
       Codes::of_k(words[2 * i], low);
@@ -155,7 +159,7 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 16][4],
                            movmatrix_trans(pack2<__half>(p[m][2], p[m][3]))};
 #pragma unroll
     for (int n = 0; n < Config::kHeadDim / 32; n += 2) {
-      uint32_t words[4], low[4], high[4];  // of keys 0 to 7, of keys 8 to 15
+      uint32_t words[4], low[4], high[4];  // keys 0 to 7, keys 8 to 15
       ldmatrix_x4_trans(words, sV + code_offset<Config::kRowBytes>(16 * m + lane_id % 16,
                                                                    n + lane_id / 16));
 #pragma unroll
@@ -173,7 +177,7 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 16][4],
 }
 //! [mma]
 
-// Over the 8 lanes that share a column of an accumulator.
+// Reduction over the 8 lanes that share a column of an accumulator.
 __device__ __forceinline__ float column_max(float x) {
   for (int mask = 4; mask < 32; mask *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, mask));
   return x;
@@ -183,17 +187,17 @@ __device__ __forceinline__ float column_sum(float x) {
   return x;
 }
 
-// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `partial_index(n)`: where part n lies.
+// One warp reduces the partial results of a row. A lane owns four of each 128 columns and the
+// weight of every 32nd partial result. `partial_index(n)`: index of partial result n.
 //! [merge_row]
 template <class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
-  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
+  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // partial results in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
-  const bool owner = 4 * lane_id < kHeadDim;  // with d = 64 half of the lanes have no columns
+  const bool owner = 4 * lane_id < kHeadDim;  // at d=64 half of the lanes own no columns
   float4 parts[kAtOnce][kOwn] = {};
   const auto load = [&](int n0) {
 #pragma unroll
@@ -236,19 +240,19 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 template <class Config, class Schedule>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attention_kernel(
     const Element* gQ,          // [B, Hq, seqlen_q, d]
-    const uint8_t* gK,          // [B, Hkv, room, d / 2], two codes a byte
-    const uint8_t* gV,          // [B, Hkv, room, d / 2], two codes a byte
-    const uint32_t* gDescale,   // [B, Hkv, room]: of a value
+    const uint8_t* gK,  // [B, Hkv, room, d / 2], two codes per byte
+    const uint8_t* gV,  // [B, Hkv, room, d / 2], two codes per byte
+    const uint32_t* gDescale,  // [B, Hkv, room]: of the values
     const uint8_t* gGroups,     // [B, Hkv, room / 32, kGroupBytes]
-    const __half* gKNewest,     // [B, Hkv, 160, d]: keys behind the codes
+    const __half* gKNewest,  // [B, Hkv, 160, d]: the keys after the encoded ones
     const __half* gVNewest,     // [B, Hkv, 80, d, 2]
-    const uint2* gNewestScale,  // [B, Hkv, 160]: of a key, of a value
-    const int* gSeqused,        // [B]: keys of each sequence
+    const uint2* gNewestScale,  // [B, Hkv, 160]: of the key, of the value
+    const int* gSeqused,  // [B]: valid keys per sequence
     Element* gO,                // [B, Hq, seqlen_q, d]
     float* gLse,                // [B, Hq, seqlen_q]
-    float* gOPartial,           // [slots, kRows, d]
-    float* gLsePartial,         // [slots, kRows], to base 2
-    unsigned* gSemaphore,       // [row blocks]: parts that are stored; 0 between launches
+    float* gOPartial,  // [num_partials, kRows, d]
+    float* gLsePartial,  // [num_partials, kRows], in log2 units
+    unsigned* gSemaphore,  // [row blocks]: arrivals; 0 between launches
     Shape shape, Schedule schedule, int row_tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
@@ -260,26 +264,27 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
     const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
-    // From the beginning of a group on. The last part of a head ends with its keys.
+    // Starts at a group boundary. The last part of a head ends with its keys.
     const int begin = all.begin / kGroup * kGroup + tile * Config::kTile;
     const int end = tile + count == tiles ? all.end : min(all.end, begin + count * Config::kTile);
     const int coded = coded_of(seqlen_k);
-    const KvRange keys{begin, min(end, coded)};  // those in codes
-    const int64_t row0 = int64_t{rows.bh_kv} * room_of(shape.seqlen_k);  // of the cache
+    const KvRange keys{begin, min(end, coded)};  // encoded keys
+    const int64_t row0 = int64_t{rows.bh_kv} * room_of(shape.seqlen_k);  // bytes per cache row
     auto* const sQ = reinterpret_cast<__half*>(smem.sGroup[Config::kStages - 1]);
 
-    // (1) load Q, which stays. Rows that are not there become 0.
+    // (1) Load Q, which stays. Rows past the last become 0.
     load_q<Config, Codes>(sQ, smem.sQScale, smem.sQSum, gQ + rows.first * kHeadDim, rows.count);
     scale_for_denormals<Config, Codes>(sQ);
-    float o[kHeadDim / 16][4] = {};                          // O^T, not divided by l yet
+    float o[kHeadDim / 16][4] = {};  // O^T, unnormalised
     // max in log2 units; sum over this lane's keys
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
-    float row_zero[2] = {};  // what the zero points of V add to all columns of O
+    float row_zero[2] = {};  // what V's zero points add to every column of O
     const KvRange kv_range[2] = {
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_col) % shape.seqlen_q),
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_col + 1) % shape.seqlen_q)};
 
-    // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
+    // (2) Issue K_j and V_j, kStages - 1 tiles ahead. Past the last tile the cp.async groups are
+    // empty.
     //! [pipeline]
     constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
     const int first = keys.begin + warp_id * kBlockN;
@@ -299,19 +304,20 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       cp_async_commit();
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
-    __syncthreads();               // Q of all warps is there
-    uint32_t q[kHeadDim / 32][4];  // operands of the first MMA
+    __syncthreads();  // Q of all warps is visible
+    uint32_t q[kHeadDim / 32][4];  // A fragments of Q K^T
     load_q_steps<Config>(q, sQ);
-    __syncthreads();  // all warps have read Q, whose place a stage takes
+    __syncthreads();  // all warps have read Q, whose space a stage reuses
     const float scale_log2[2] = {shape.softmax_scale * kLog2e * smem.sQScale[quad_col],
                                  shape.softmax_scale * kLog2e * smem.sQScale[quad_col + 1]};
 
-    // (4) softmax of scores that a warp has of 16 kTiles keys. `of_value(i)`: the descale of a
-    // lane's i-th key.
+    // (4) softmax of a warp's scores of 16 kTiles keys. `of_value(i)`: the descale of a lane's i-th
+    // key.
     //! [softmax]
     const auto softmax = [&]<int kTiles>(float (&s)[kTiles][4], int key0, auto of_value) {
       float max[2] = {row_max[0], row_max[1]};
-      float inverse[2 * kTiles], zero[2 * kTiles];  // of V's scales; zero points in codes
+      // log2 of V's scales; zero points in units of codes
+      float inverse[2 * kTiles], zero[2 * kTiles];
 #pragma unroll
       for (int i = 0; i < 2 * kTiles; ++i) {
         const int j = key0 + quad_row + 8 * i;
@@ -327,7 +333,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
           max[r] = fmaxf(max[r], x);
         }
       }
-      if (__any_sync(~0u, max[0] > row_max[0] || max[1] > row_max[1])) {  // rare: a maximum grew
+      if (__any_sync(~0u, max[0] > row_max[0] || max[1] > row_max[1])) {  // rare: a max grew
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           max[r] = column_max(max[r]);
@@ -347,8 +353,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       }
     };
     //! [softmax]
-    // The newest keys, 16 a warp, while the first codes are on their way; then O is in the units of
-    // codes, as d7 has it.
+    // The newest keys, 16 per warp, while the first codes are in flight. Then O is converted to the
+    // units of codes, as in d7.
     //! [newest]
     for (int key0 = max(begin, coded) + 16 * warp_id; key0 < end; key0 += 16 * Config::kNumWarps) {
       const int64_t row = int64_t{rows.bh_kv} * kNewestRoom + key0 - coded;
@@ -369,15 +375,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
 
     int stage = 0;
     for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
-      __syncwarp();  // all lanes are done with the tile before, whose place is filled anew
+      __syncwarp();  // all lanes have read the previous tile, whose stage is refilled
       load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
       cp_async_wait<kStages - 1>();
-      __syncwarp();  // this tile of all lanes is there
+      __syncwarp();  // this tile's copies of all lanes are visible
       //! [pipeline]
       // (3) S = q' K^T + q z: the MMAs' sums times the group's factors
       //! [scores]
-      float s[kBlockN / 16][4] = {};  // keys quad_row and quad_row + 8 of 16, each of two rows
-      float of_zeros[4] = {};         // of the same rows; alike for all keys
+      float s[kBlockN / 16][4] = {};  // keys quad_row and quad_row + 8 of 16, two rows each
+      float of_zeros[4] = {};  // of the same rows; equal for all keys
       const uint8_t* const group = smem.sGroup[stage][warp_id];
       gemm_qk<Config>(s, of_zeros, q, &smem.sK[warp_id][stage][0][0], group);
       const float2 factors = *reinterpret_cast<const float2*>(group + 3 * kHeadDim);
@@ -393,25 +399,25 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       gemm_pv<Config>(o, s, &smem.sV[warp_id][stage][0][0]);
     }
 
-    // (6) merge the parts
+    // (6) Reduce across warps.
     //! [merge]
     auto& sO = reinterpret_cast<OutputParts<Config>&>(smem);
     static_assert(sizeof sO <= sizeof smem.sK + sizeof smem.sV, "the parts lie where K and V were");
     cp_async_wait<0>();
-    __syncthreads();  // all are done with K and V
+    __syncthreads();  // all warps have read K and V
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = quad_col + r;
       const float z = column_sum(row_zero[r]), sum = column_sum(row_sum[r]);
 #pragma unroll
-      for (int n = 0; n < kHeadDim / 16; n += 2)  // 32 columns, four of them of this lane
+      for (int n = 0; n < kHeadDim / 16; n += 2)  // 32 columns, four of them in this lane
         *reinterpret_cast<float4*>(&sO[warp_id][row][swizzled_column(row, 16 * n + 4 * quad_row)]) =
             make_float4(fmaf(o[n][r], kLow, z), fmaf(o[n][2 + r], kHigh, z),
                         fmaf(o[n + 1][r], kLow, z), fmaf(o[n + 1][2 + r], kHigh, z));
       if (quad_row == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
     }
-    __syncthreads();                       // the parts are there
-    constexpr int kChunks = kHeadDim / 4;  // of a row: four columns each
+    __syncthreads();  // m, l and O of all warps are visible
+    constexpr int kChunks = kHeadDim / 4;  // chunks per row, of four columns
     for (int idx = threadIdx.x; idx < rows.count * kChunks; idx += Config::kThreads) {
       const int r = idx / kChunks, col = idx % kChunks * 4;
       float max = kLowest, sum = 0, out[4] = {};
@@ -425,7 +431,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
                    *reinterpret_cast<const float4*>(&sO[n][r][swizzled_column(r, col)]));
       }
       //! [merge]
-      // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+      // (7) O = O / l of this split; (8) store O and lse, -inf if no key is visible.
       const float factor = sum != 0 ? 1 / sum : 0;
       const float lse = sum != 0 ? max + log2f(sum) : -INFINITY;
       if (num_splits == 1) {
@@ -439,17 +445,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       if (col == 0) gLsePartial[to] = lse;
     }
 
-    // (9) the last one merges
+    // (9) The last block to arrive reduces.
     //! [arrive]
-    __syncthreads();  // this block's part is stored; nobody reads the warps' parts any more
+    __syncthreads();  // the partial result is stored; all threads have read sO
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
                                  [&](int n) { return Schedule::slot(segment, n) * kRows + r; });
-    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // reset for the next launch
     //! [arrive]
   }
 }
@@ -493,7 +499,7 @@ Status launch(const Arguments& args) {
   return Status::unsupported("only head dims 64, 128 and 256");
 }
 
-// What fills the cache, once, and clears the counters of blocks of rows.
+// Fills the cache, once, and clears the counters of the row blocks.
 Status prepare(const Arguments& args) {
   if (const Status status = fill_groups<Codes>(args); !status.ok()) return status;
   using Pass = QuantisePass;

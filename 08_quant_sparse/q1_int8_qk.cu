@@ -1,12 +1,15 @@
-// q1_int8_qk: S = Q K^T on whole numbers of 8 bits, P V in 16 bits.
+// q1_int8_qk: INT8 Q K^T with one scale per tile of 128 rows; P V in bf16.
 //
 // parent    06_flash_v3_hopper/f4_block_scales
-// idea      int8 has the rate of e4m3, and of numbers of like size it keeps more: 255 steps in all,
-//           where e4m3 has four bits of each. S needs that, as an error in S becomes a factor of P.
-//           And sums of whole numbers are exact. P and V stay in 16 bits: O += P V is the tensor
-//           core's work again, in float32, and P needs no scale.
-// expect    sm__inst_executed_pipe_tensor.sum; errors of O beside 06's f4
+// change    Q and K are int8, and the int32 accumulators of S are converted to float before
+//           masking. P and V stay in bf16: the tensor core accumulates P V in fp32, and P needs no
+//           scale.
+// why       int8 has the rate of e4m3, and for numbers of similar magnitude it is more accurate:
+//           255 even steps, where e4m3 has four significant bits. S needs that, as an error in S
+//           becomes a factor of P. Sums of integers are exact.
+// expect    sm__inst_executed_pipe_tensor.sum; errors of O smaller than those of 06's f4
 // supports  --dtype int8, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// source    SageAttention (arXiv 2410.02367), section 4
 #include <algorithm>
 
 #include "device/device.h"
@@ -56,8 +59,9 @@ struct Config {
 };
 //! [config]
 
-// Tiles of Q and K are panels of 128 columns of a byte, [d / 128][rows, 128], or of 64 where there
-// are no more; those of V of 64 columns, [d / 64][keys, 64]; with TMA's swizzle of as many bytes.
+// Tiles of Q and K are panels of 128 one-byte columns, [d / 128][rows, 128], or of 64 at d=64;
+// those of V are panels of 64 columns, [d / 64][keys, 64]; each with a TMA swizzle of as many
+// bytes.
 template <class Config>
 struct SharedStorage {
   alignas(1024) uint8_t sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
@@ -103,7 +107,7 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
   const SmemDescriptor v = smem_descriptor(sV, Config::kBlockN * 128);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys are 16 rows of 128 bytes
+  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys: 16 rows of 128 bytes
     wgmma<Element, true>(o, p[i], v + 16 * 128 * i, true);
   wgmma_commit();
 }
@@ -308,12 +312,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
-  // Awaits P V of the block before.
+  // Waits for P V of the previous block.
   const auto await_o = [&] {
     wgmma_wait<0>(o);
     consumer_release(smem.v_empty, kv.previous());
   };
-  // Waits for K of this block, and reads its scale: before a barrier, so before this warp is done.
+  // Waits for K of this block and reads its scale, before this warp releases K.
   const auto wait_k = [&] {
     consumer_wait(smem.k_full, kv);
     scale_log2 = q_scale_log2 * smem.k_descale[kv.index()];

@@ -1,12 +1,14 @@
-// q2_smooth_k: subtract the mean of K over the keys before rounding K.
+// q2_smooth_k: smooth K: subtract the mean over the tokens before quantising.
 //
 // parent    q1_int8_qk
-// idea      In models some channels of K have a large mean, which all keys share, and a scale has
-//           to cover it. Softmax does not see it: q . mean is the same for all keys of a row. So a
-//           pass takes it off, and what is left has finer scales. Only lse would be off by q .
-//           mean; the pass that rounds Q works that out, as it has Q in its registers anyway.
-// expect    errors of inputs with a bias of channels; another phase, of one reading of K
+// change    A pass computes the mean of each head's keys, and K minus the mean is quantised. lse
+//           decreases by q . mean; the pass that quantises Q, which has its rows in registers,
+//           computes this shift, and the epilogue adds it.
+// why       Models have channels of K with a large mean over the tokens, which the scale has to
+//           cover. Softmax is invariant to it: q . mean is the same for all keys of a row.
+// expect    errors of inputs with biased channels; another phase, which reads K once
 // supports  --dtype int8, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// source    SageAttention (arXiv 2410.02367), section 4.2
 #include <algorithm>
 
 #include "device/device.h"
@@ -56,8 +58,9 @@ struct Config {
 };
 //! [config]
 
-// Tiles of Q and K are panels of 128 columns of a byte, [d / 128][rows, 128], or of 64 where there
-// are no more; those of V of 64 columns, [d / 64][keys, 64]; with TMA's swizzle of as many bytes.
+// Tiles of Q and K are panels of 128 one-byte columns, [d / 128][rows, 128], or of 64 at d=64;
+// those of V are panels of 64 columns, [d / 64][keys, 64]; each with a TMA swizzle of as many
+// bytes.
 template <class Config>
 struct SharedStorage {
   alignas(1024) uint8_t sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
@@ -103,7 +106,7 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
   const SmemDescriptor v = smem_descriptor(sV, Config::kBlockN * 128);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys are 16 rows of 128 bytes
+  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys: 16 rows of 128 bytes
     wgmma<Element, true>(o, p[i], v + 16 * 128 * i, true);
   wgmma_commit();
 }
@@ -309,12 +312,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
-  // Awaits P V of the block before.
+  // Waits for P V of the previous block.
   const auto await_o = [&] {
     wgmma_wait<0>(o);
     consumer_release(smem.v_empty, kv.previous());
   };
-  // Waits for K of this block, and reads its scale: before a barrier, so before this warp is done.
+  // Waits for K of this block and reads its scale, before this warp releases K.
   const auto wait_k = [&] {
     consumer_wait(smem.k_full, kv);
     scale_log2 = q_scale_log2 * smem.k_descale[kv.index()];

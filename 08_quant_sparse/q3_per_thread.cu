@@ -1,14 +1,15 @@
-// q3_per_thread: scales of two rows of Q and of 32 keys, each where its accumulator lies.
+// q3_per_thread: per-thread scales: 2 rows of Q and 32 keys share one.
 //
 // parent    q2_smooth_k
-// idea      A scale of fewer numbers is finer, and costs what looking it up costs. Of an
-//           accumulator of 64 rows a lane has rows g and g + 8 of 16, and of every eight keys 2t
-//           and 2t + 1. So if rows g and g + 8 share a scale, and the keys 2t and 2t + 1 of all
-//           eights of a tile do, a lane needs one of each, as before: 64 scales of Q a tile and 4
-//           of K, and not an instruction more in the loop. A scale of its own for each key would be
-//           32 a lane.
+// change    Rows g and g + 8 of 16 share a scale, and so do keys 2t and 2t + 1 of all eights of a
+//           tile. That is what a lane has of an accumulator of 64 rows, so it still needs one
+//           scale of Q and one of K: 64 scales per tile of Q and 4 per tile of K, without an
+//           additional instruction in the loop.
+// why       One outlier coarsens all numbers that share its scale. One scale per key would be 32
+//           loads and multiplications per lane.
 // expect    errors of inputs with outliers; the time of q2
 // supports  --dtype int8, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// source    SageAttention2 (arXiv 2411.10958), section 3.2
 #include <algorithm>
 
 #include "device/device.h"
@@ -28,7 +29,7 @@ using namespace attn;
 using namespace hopper;
 
 using Element = __nv_bfloat16;    // type of the inputs and of O
-using Descales = ThreadDescales;  // scales for what a lane has of a tile
+using Descales = ThreadDescales;  // scales of a lane's part of a tile
 
 constexpr float kRescaleThreshold = 8;  // log2 units: P <= 2^8
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
@@ -58,8 +59,9 @@ struct Config {
 };
 //! [config]
 
-// Tiles of Q and K are panels of 128 columns of a byte, [d / 128][rows, 128], or of 64 where there
-// are no more; those of V of 64 columns, [d / 64][keys, 64]; with TMA's swizzle of as many bytes.
+// Tiles of Q and K are panels of 128 one-byte columns, [d / 128][rows, 128], or of 64 at d=64;
+// those of V are panels of 64 columns, [d / 64][keys, 64]; each with a TMA swizzle of as many
+// bytes.
 template <class Config>
 struct SharedStorage {
   alignas(1024) uint8_t sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
@@ -106,7 +108,7 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
   const SmemDescriptor v = smem_descriptor(sV, Config::kBlockN * 128);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys are 16 rows of 128 bytes
+  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys: 16 rows of 128 bytes
     wgmma<Element, true>(o, p[i], v + 16 * 128 * i, true);
   wgmma_commit();
 }
@@ -169,7 +171,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
-#pragma unroll 2  // more at once, and the producer has too few registers
+#pragma unroll 2  // more at once would exceed the producer's registers
     for (int i = 0; i < ThreadGroups::kQ; i += 4)
       *reinterpret_cast<float4*>(&smem.q_descale[q.index()][i]) =
           *reinterpret_cast<const float4*>(descales.q(work.q_head, work.row0) + i);
@@ -317,12 +319,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
-  // Awaits P V of the block before.
+  // Waits for P V of the previous block.
   const auto await_o = [&] {
     wgmma_wait<0>(o);
     consumer_release(smem.v_empty, kv.previous());
   };
-  // Waits for K of this block, and reads its scale: before a barrier, so before this warp is done.
+  // Waits for K of this block and reads its scale, before this warp releases K.
   const auto wait_k = [&] {
     consumer_wait(smem.k_full, kv);
     scale_log2 = q_scale_log2 * smem.k_descale[kv.index()][ThreadGroups::of_k(quad_col())];

@@ -1,12 +1,14 @@
-// q4_fp8_pv: P and V in e4m3, V with a scale a channel.
+// q4_fp8_pv: FP8 P V, one scale per channel of V.
 //
 // parent    q3_per_thread
-// idea      P V was half of the work, at half the rate. P lies in 0 to 1 and its terms are
-//           averaged, so e4m3's four bits do, times 2^8, as in 06's f2; each tile's sum is added to
-//           O in float32, as in f3. V's channels have sizes of their own, and a scale of each of
-//           them is a factor of O's column, which it meets once, at the end. V comes transposed.
+// change    P, scaled by 2^8 as in 06's f2, and V are e4m3. P V of each tile is added to O in
+//           fp32, as in f3. Each channel of V has a scale, which the epilogue applies to the
+//           column of O. The pass transposes V.
+// why       P V is half of the work, at half the rate. P lies in [0, 1] and its errors average
+//           out, so four significant bits suffice.
 // expect    sm__inst_executed_pipe_tensor.sum; the quantising pass's time; errors of O
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// source    SageAttention2 (arXiv 2411.10958), section 3.3
 #include <algorithm>
 
 #include "device/device.h"
@@ -26,7 +28,7 @@ using namespace attn;
 using namespace hopper;
 
 using Element = __nv_bfloat16;    // type of the inputs and of O
-using Descales = ThreadDescales;  // scales for what a lane has of a tile
+using Descales = ThreadDescales;  // scales of a lane's part of a tile
 
 constexpr float kPScale = 8;               // log2 units: P is scaled by 256
 constexpr float kRescaleThreshold = 0.8f;  // P <= 2^8.8 = 446, below e4m3's largest, 448
@@ -59,8 +61,8 @@ struct Config {
 };
 //! [config]
 
-// Tiles of Q and K are panels of 128 columns of a byte, [d / 128][rows, 128], or of 64 where there
-// are no more, with TMA's swizzle of as many bytes; V^T is [d, keys].
+// Tiles of Q and K are panels of 128 one-byte columns, [d / 128][rows, 128], or of 64 at d=64, with
+// a TMA swizzle of as many bytes; V^T is [d, keys].
 template <class Config>
 struct SharedStorage {
   alignas(1024) uint8_t sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
@@ -98,7 +100,7 @@ __device__ __forceinline__ void issue_qk(int (&s)[Config::kBlockN / 8][4], const
 }
 //! [issue_qk]
 
-// (5) P V of a slice: P from registers, V transposed, [d, k]. Issues it, and does not wait.
+// (5) P V of a slice: P from registers, V transposed, [d, k]. Issues the wgmmas without waiting.
 //! [issue_pv]
 template <class Config>
 __device__ __forceinline__ void issue_pv(float (&pv)[Config::kSliceColumns / 8][4],
@@ -173,7 +175,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
-#pragma unroll 2  // more at once, and the producer has too few registers
+#pragma unroll 2  // more at once would exceed the producer's registers
     for (int i = 0; i < ThreadGroups::kQ; i += 4)
       *reinterpret_cast<float4*>(&smem.q_descale[q.index()][i]) =
           *reinterpret_cast<const float4*>(descales.q(work.q_head, work.row0) + i);
@@ -338,7 +340,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     consumer_release(smem.v_empty, kv.previous());
   };
-  // Waits for K of this block, and reads its scale: before a barrier, so before this warp is done.
+  // Waits for K of this block and reads its scale, before this warp releases K.
   const auto wait_k = [&] {
     consumer_wait(smem.k_full, kv);
     scale_log2 = q_scale_log2 * smem.k_descale[kv.index()][ThreadGroups::of_k(quad_col())];

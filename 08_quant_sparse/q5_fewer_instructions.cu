@@ -1,10 +1,11 @@
-// q5_fewer_instructions: fewer instructions a score.
+// q5_fewer_instructions: fewer instructions per score.
 //
 // parent    q4_fp8_pv
-// idea      An instruction a score is 64 a tile and thread, and there are about 8 to 9 of them in
-//           q4. The sums of S begin at the bits of 1.5 x 2^23, so that a whole number is a float as
-//           it is: no conversion, and the bias goes with the maximum. Such floats compare as whole
-//           numbers do, three at once. O is rescaled by the FFMA that adds P V: no vote, no branch.
+// change    The accumulators of S start at the bits of 1.5 x 2^23, so the int32 sum is a float: no
+//           conversion, and the bias is subtracted with the max. Such floats compare like
+//           integers, for which Hopper has a three-operand max. The FFMA that adds P V rescales O:
+//           no vote, no branch.
+// why       One instruction per score is 64 per tile and thread, and q4 has about 8 to 9 of them.
 // expect    smsp__inst_executed.sum
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
@@ -26,7 +27,7 @@ using namespace attn;
 using namespace hopper;
 
 using Element = __nv_bfloat16;    // type of the inputs and of O
-using Descales = ThreadDescales;  // scales for what a lane has of a tile
+using Descales = ThreadDescales;  // scales of a lane's part of a tile
 
 constexpr float kPScale = 8;        // log2 units: P is scaled by 256
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
@@ -58,8 +59,8 @@ struct Config {
 };
 //! [config]
 
-// Tiles of Q and K are panels of 128 columns of a byte, [d / 128][rows, 128], or of 64 where there
-// are no more, with TMA's swizzle of as many bytes; V^T is [d, keys].
+// Tiles of Q and K are panels of 128 one-byte columns, [d / 128][rows, 128], or of 64 at d=64, with
+// a TMA swizzle of as many bytes; V^T is [d, keys].
 template <class Config>
 struct SharedStorage {
   alignas(1024) uint8_t sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
@@ -116,17 +117,18 @@ __device__ __forceinline__ void issue_pv(float (&pv)[Config::kSliceColumns / 8][
 }
 //! [issue_pv]
 
-// (4) softmax, all of it in the quad of lanes that share a row: S, each with the bias, becomes P,
-// in float32. O of the blocks before is to be multiplied by `rescale`.
+// (4) Online softmax in fp32, within the quad of lanes that share a row: biased S becomes P. O of
+// the previous blocks must be multiplied by `rescale`.
 //! [softmax]
 template <class Config>
 __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4],
                                                float (&row_max)[2], float (&row_sum)[2],
                                                float (&rescale)[2], float softmax_scale_log2) {
-  const float bias = kScoreBias * softmax_scale_log2;  // exact; `max` is whole, and so is their sum
+  // exact: `max` is an integer, and so is the sum
+  const float bias = kScoreBias * softmax_scale_log2;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    int largest = __float_as_int(s[0][2 * r]);  // -inf is below all scores as a whole number too
+    int largest = __float_as_int(s[0][2 * r]);  // as an integer, too, -inf is below all scores
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; ++n)
       largest = max(largest, max(__float_as_int(s[n][2 * r]), __float_as_int(s[n][2 * r + 1])));
@@ -163,7 +165,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
-#pragma unroll 2  // more at once, and the producer has too few registers
+#pragma unroll 2  // more at once would exceed the producer's registers
     for (int i = 0; i < ThreadGroups::kQ; i += 4)
       *reinterpret_cast<float4*>(&smem.q_descale[q.index()][i]) =
           *reinterpret_cast<const float4*>(descales.q(work.q_head, work.row0) + i);
@@ -299,12 +301,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // S as int32, in the registers of s: a second array makes ptxas spill (q5 at d=128: 1252 bytes).
   auto& s_acc = reinterpret_cast<int (&)[kBlockN / 8][4]>(s);
   uint32_t p[kBlockN / 32][4];
-  // Of O before P V that is in flight, and before the next one. Of an O of 0 any number will do.
+  // Factors of O before P V in flight, and before the next P V. While O is 0 any factor will do.
   float rescale[2] = {}, next_rescale[2];
   // Softmax of one key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto softmax = [&](int n_block, auto masked) {
     as_floats(s, s_acc);
-    if constexpr (masked.value) {  // read again, as variables would keep registers in the loop
+    if constexpr (masked.value) {  // reread: variables would occupy registers in the loop
       const WorkTile& work = smem.work[q.count % kWorkRing];
       apply_mask<Config>(s, shape, kv_range, n_block, work.row0 + work.seqlen_k - work.seqlen_q,
                          work.seqlen_k - 1);
@@ -319,7 +321,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const auto issue_o = [&](KvState state, int slice = 0) {
     issue_pv<Config>(pv, p, smem.sV[state.index()], slice);
   };
-  // Awaits P V of the block before, and adds it to O, which is rescaled by the same instructions.
+  // Waits for P V of the previous block and adds it to O, which the same FFMAs rescale.
   const auto await_o = [&] {
 #pragma unroll
     for (int slice = 0; slice < Config::kSlices; ++slice) {
@@ -329,8 +331,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     consumer_release(smem.v_empty, kv.previous());
   };
-  // Waits for K of this block, and reads its scale and that of Q, which would keep a register:
-  // before a barrier, so before this warp is done. Sums begin here, while it is another's turn.
+  // Waits for K of this block and reads its scale and that of Q (kept, it would occupy a register),
+  // before this warp releases K. Initialises the accumulators while it is another warpgroup's turn.
   const auto wait_k = [&] {
     init_accumulators(s);
     consumer_wait(smem.k_full, kv);
@@ -383,7 +385,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     // P's scale of 2^kPScale is in O and l, so it cancels in O / l; lse loses it here.
     const float last_max[2] = {row_max[0] - kPScale, row_max[1] - kPScale};
     float last_sum[2] = {row_sum[0], row_sum[1]};
-    // Here at once, so that these numbers need no registers while those of the next tile do.
+    // Applied now, so that these factors and those of the next tile are not live together.
     rescale_rows<kHeadDim>(o, rescale);
     rescale[0] = rescale[1] = 1;
     more = next_work_tile();
@@ -402,7 +404,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     await_o();
     round_p_e4m3<kBlockN>(p, s);
     kv.advance();
-    const WorkTile& last = smem.work[(q.count - 1) % kWorkRing];  // next_work_tile() has counted on
+    const WorkTile& last = smem.work[(q.count - 1) % kWorkRing];  // next_work_tile() has advanced
     store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum, gLseShift,
                                gVDescale + last.kv_head * kHeadDim);
 #pragma unroll

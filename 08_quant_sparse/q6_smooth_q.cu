@@ -1,12 +1,14 @@
-// q6_smooth_q: subtract the mean of each tile of Q before rounding Q.
+// q6_smooth_q: smooth Q: subtract the mean of each query tile before quantising.
 //
 // parent    q4_fp8_pv
-// idea      What all queries of a tile have in common adds the same number to the scores of a key,
-//           a vector over the keys for each tile (smooth_q.h). It is worked out before, from K as
-//           it was given, and comes with each tile of keys; scores are made by one FFMA. What the
-//           rest of Q loses is less, as its scales have no bias to cover.
-// expect    errors of O where channels of Q are biased; smsp__inst_executed.sum: an FADD a score
+// change    Q minus its tile's mean is quantised. mean . k is a vector over the keys per query
+//           tile (smooth_q.h). A pass computes it from the original K; the producer loads it with
+//           each key tile, and a score is one FFMA.
+// why       Q of models has biased channels, which its scales have to cover. The mean cannot be
+//           dropped, because its product differs per key.
+// expect    errors of O where channels of Q are biased; smsp__inst_executed.sum: an FADD per score
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// source    SageAttention2 (arXiv 2411.10958), section 3.1
 #include <algorithm>
 
 #include "device/device.h"
@@ -27,7 +29,7 @@ using namespace attn;
 using namespace hopper;
 
 using Element = __nv_bfloat16;    // type of the inputs and of O
-using Descales = ThreadDescales;  // scales for what a lane has of a tile
+using Descales = ThreadDescales;  // scales of a lane's part of a tile
 
 constexpr float kPScale = 8;               // log2 units: P is scaled by 256
 constexpr float kRescaleThreshold = 0.8f;  // P <= 2^8.8 = 446, below e4m3's largest, 448
@@ -60,14 +62,14 @@ struct Config {
 };
 //! [config]
 
-// Tiles of Q and K are panels of 128 columns of a byte, [d / 128][rows, 128], or of 64 where there
-// are no more, with TMA's swizzle of as many bytes; V^T is [d, keys].
+// Tiles of Q and K are panels of 128 one-byte columns, [d / 128][rows, 128], or of 64 at d=64, with
+// a TMA swizzle of as many bytes; V^T is [d, keys].
 template <class Config>
 struct SharedStorage {
   alignas(1024) uint8_t sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
   alignas(1024) uint8_t sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(1024) uint8_t sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
-  // Numbers of keys. Twice as many as K's stages: they are read when K has been released.
+  // Vector elements per key. Twice as many stages as K, because they are read after K's release.
   static constexpr int kVectors = 2 * Config::kStages;
   alignas(128) float sVector[kVectors][Config::kBlockN];
   alignas(16) float q_descale[Config::kQStages][ThreadGroups::kQ];
@@ -121,8 +123,8 @@ __device__ __forceinline__ void issue_pv(float (&pv)[Config::kSliceColumns / 8][
 }
 //! [issue_pv]
 
-// (4) softmax, all of it in the quad of lanes that share a row: S, to base 2, becomes P, in
-// float32. Whether O is to be multiplied by `rescale`: only where a maximum has grown by more than
+// (4) Online softmax in fp32, within the quad of lanes that share a row: S, in log2 units, becomes
+// P. Returns whether O must be multiplied by `rescale`: only if a maximum has grown by more than
 // the threshold.
 //! [softmax]
 template <class Config>
@@ -178,7 +180,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
-#pragma unroll 2  // more at once, and the producer has too few registers
+#pragma unroll 2  // more at once would exceed the producer's registers
     for (int i = 0; i < ThreadGroups::kQ; i += 4)
       *reinterpret_cast<float4*>(&smem.q_descale[q.index()][i]) =
           *reinterpret_cast<const float4*>(descales.q(work.q_head, work.row0) + i);
@@ -344,8 +346,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     consumer_release(smem.v_empty, kv.previous());
   };
-  // Waits for K of this block, and reads its scale and that of Q, which would keep a register:
-  // before a barrier, so before this warp is done.
+  // Waits for K of this block and reads its scale and that of Q (kept, it would occupy a register),
+  // before this warp releases K.
   const auto wait_k = [&] {
     consumer_wait(smem.k_full, kv);
     scale_log2 = shape.softmax_scale * kLog2e *

@@ -1,18 +1,19 @@
-// q7_int4_qk: Q and K of four bits.
+// q7_int4_qk: 4-bit Q and K.
 //
 // parent    q6_smooth_q
-// idea      Hopper's tensor cores have no products of four bits: an mma.sync of s4 is compiled to
-//           two int8 products and some 185 other instructions. So this step measures what four
-//           bits cost in accuracy, and gains no time. Codes run from -7 to 7, one byte each, as
-//           wgmma takes them. The pass is q6's (quantise_smooth_q of smooth_q.h) with other groups,
-//           whose largest number becomes 7. In short, for each group (quantise.h):
+// change    Codes run from -7 to 7, one byte each, as wgmma takes them. The pass is q6's
+//           (quantise_smooth_q of smooth_q.h) with other groups, whose absolute maximum becomes 7.
+//           In short, for each group (quantise.h):
 //
 //               scale = Groups::kLargest / largest;  // 127 in q6, 7 here
 //               code = round(x * scale);
 //
 //           The attention kernel is the parent's, compiled once for both steps.
+// why       To measure what 4 bits cost in accuracy. It gains no time: Hopper has no int4 MMA, and
+//           an mma.sync of s4 compiles to two int8 MMAs and some 185 other instructions.
 // expect    errors of O; no time
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// source    SageAttention2 (arXiv 2411.10958), section 3.1
 #include <algorithm>
 
 #include "device/device.h"
@@ -28,7 +29,7 @@ using namespace hopper;
 
 //! [launch]
 struct Int4ThreadGroups : ThreadGroups {  // scales per thread, as in q3
-  static constexpr float kLargest = 7;    // of codes of four bits
+  static constexpr float kLargest = 7;  // largest 4-bit code
 };
 
 template <int kHeadDim>

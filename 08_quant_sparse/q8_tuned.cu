@@ -1,13 +1,16 @@
-// q8_tuned: int8 scores on 06's chunks, and conversions that hide behind exponentials.
+// q8_tuned: INT8 scores on 06's chunks, conversions overlapped with exponentials.
 //
 // parent    06_flash_v3_hopper/f6_smooth_v_chunks
-// idea      q5 adds P V of each tile to O in float32: an FFMA for each number of O, registers for
-//           both, and at d=256 tiles of 64 keys in slices. Less its mean (SageAttention2's smooth
-//           V) P V of a chunk of 4096 keys may be one sum of the tensor core, as in f6. And sums
-//           of S begin at 0: what q5's begin with are moves that this warp has to wait for, while
-//           a conversion takes less time than the exponential before it. The maxima are q5's.
+// change    S is INT8 with smooth K and per-thread scales, as in q3. P V is f6's: smooth V
+//           (SageAttention2), so the tensor core accumulates a chunk of 4096 keys. The
+//           accumulators of S start at 0; the max is taken over integers as in q5, and each score
+//           is converted right before its exponential.
+// why       q5 adds P V of each tile to O in fp32: one FFMA per element of O, registers for both,
+//           and at d=256 tiles of 64 keys in slices. Its initial values are MOVs that this warp
+//           waits for, while a conversion takes less time than the exponential before it.
 // expect    smsp__inst_executed.sum
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// source    SageAttention2 (arXiv 2411.10958): smooth V, per-thread scales
 #include <algorithm>
 
 #include "device/device.h"
@@ -26,7 +29,7 @@ using namespace attn;
 using namespace hopper;
 
 using Element = __nv_bfloat16;    // type of the inputs and of O
-using Descales = ThreadDescales;  // of Q and K: scales for what a lane has of a tile
+using Descales = ThreadDescales;  // of Q and K: scales of a lane's part of a tile
 
 constexpr float kPScale = 8;               // log2 units: P is scaled by 256
 constexpr float kRescaleThreshold = 0.8f;  // P <= 2^8.8 = 446, below e4m3's largest, 448
@@ -38,7 +41,7 @@ constexpr int kWorkRing = 8;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  // Tiles are those of the sweep of 06's f1.
+  // Tile sizes are from the sweep of 06's f1.
   static constexpr int kNumConsumers = kHeadDim == 64 ? 3 : 2;       // consumer warpgroups
   static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // plus a producer
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
@@ -47,7 +50,8 @@ struct Config {
   static_assert(kScaleRows % 64 == 0 && kScaleRows % kBlockN == 0);
   static constexpr int kStages = kHeadDim == 256 ? 2 : 3;  // buffers for K, and for V
   static constexpr int kQStages = 2;                       // buffers for Q
-  // After its block's softmax. Earlier, ptxas awaits P V before the exponentials: 5 % at d=128.
+  // Wait for V after its block's softmax. Earlier, ptxas waits for P V before the exponentials: 5 %
+  // at d=128.
   static constexpr bool kAwaitsVLate = kHeadDim == 128;
   // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
   // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
@@ -160,9 +164,10 @@ __device__ __forceinline__ void store_partial(const float (&o)[Config::kHeadDim 
 }
 //! [merge]
 
-// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
-// is to be multiplied by `rescale`: only where a maximum has grown by more than the threshold.
-// The maximum is taken over the int32 scores; each is converted where its exponential needs it.
+// (4) Online softmax in fp32, within the quad of lanes that share a row: S becomes P. Returns
+// whether O must be multiplied by `rescale`: only if a maximum has grown by more than the
+// threshold. The max is taken over the int32 scores; each is converted where its exponential needs
+// it.
 //! [softmax]
 template <class Config, bool kMasked>
 __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
@@ -222,10 +227,10 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
-    // Rows that there are not have the last scales.
+    // Rows past the end have the last scales.
     const float4* const gScales = reinterpret_cast<const float4*>(descales.q(work.q_head, 0));
     const int last = descales.tiles_q * (ThreadGroups::kQ / 4) - 1;
-#pragma unroll 1  // more at once, and the producer has too few registers
+#pragma unroll 1  // more at once would exceed the producer's registers
     for (int i = 0; i < Config::kBlockM / 8; ++i)
       reinterpret_cast<float4*>(smem.q_descale[q.index()])[i] =
           gScales[min(work.row0 / 8 + i, last)];

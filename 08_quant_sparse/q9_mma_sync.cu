@@ -1,14 +1,15 @@
-// q9_mma_sync: the scores of q3 for GPUs without wgmma, from sm_80 on.
+// q9_mma_sync: q3's scores with mma.sync, for GPUs without wgmma (sm_80 and later).
 //
 // parent    chapter 04's v11_wide_stores
-// idea      SageAttention began on Ampere: mma.sync multiplies int8 at twice the rate of 16 bits
-//           there. A row of d codes is as long as one of d / 2 numbers of 16 bits, and ldmatrix
-//           moves bytes: so tiles, swizzle and fragments of Q and K are those of half a head dim.
-//           K without its mean, the scales of a thread and the pass are q3's; a lane has the same
-//           rows and keys of an accumulator here. P V stays as it was.
+// change    S = Q K^T is an int8 mma.sync. A row of d codes has the bytes of d / 2 bf16 numbers,
+//           and ldmatrix moves bytes: tiles, swizzle and fragments of Q and K are those of half
+//           the head dim. Smooth K, per-thread scales and the pass are q3's; a lane has the same
+//           rows and keys of an accumulator. P V stays in bf16.
+// why       SageAttention started on Ampere, where int8 mma.sync has twice the bf16 rate.
 // expect    half of the MMAs of Q K^T; half of the bytes of Q and K in L2 and shared memory
 // supports  --dtype int8, given in bf16; sm_80 and later; head dims 64, 128, 256; any lengths,
 //           masks, GQA; softmax scales from 1e-10
+// source    SageAttention (arXiv 2410.02367)
 #include <algorithm>
 
 #include "attn/kernel.h"
@@ -32,12 +33,13 @@ struct Config {
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps, kBlocksPerSm = 2;
   static constexpr int kWarpRows = kBlockM / kNumWarps;
   static constexpr int kTiles = kWarpRows / 16;  // 16-row MMAs per warp
-  // Steps of 32 columns of Q that stay in registers; at d=128 there are none left for them.
+  // K-steps of 32 columns whose Q fragments stay in registers; at d=128 there are no registers
+  // left.
   static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 32 : 0;
-  // A row of codes in columns of 16 bits, and its chunks that change places.
+  // A row of codes in 16-bit columns, and its swizzled chunks.
   static constexpr int kCodes = kHeadDim / 2, kCodeSpan = kSpanOf<kCodes>;
   static constexpr int kRowBytes = 2 * kHeadDim;
-  static constexpr int kSwizzleChunks = kSpanOf<kHeadDim>;  // the same of V and O
+  static constexpr int kSwizzleChunks = kSpanOf<kHeadDim>;  // the same for V and O
   static_assert(kBlockN % 16 == 0 && kHeadDim % 32 == 0, "warps own whole MMAs");
   static_assert(kScaleRows % kBlockM == 0 && kScaleRows % kBlockN == 0, "a tile has its scales");
 };
@@ -46,16 +48,16 @@ constexpr float kRescaleThreshold = 8;  // log2 units: P <= 2^8
 
 template <class Element, class Config>
 struct SharedStorage {
-  alignas(128) uint16_t sK[Config::kBlockN * Config::kCodes];   // [kBlockN, d] of a byte
+  alignas(128) uint16_t sK[Config::kBlockN * Config::kCodes];  // [kBlockN, d], one byte each
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
-  alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d] of a byte; of O
-  Sequence sequence;  // both wait here for the end of the loop: registers have no room for them
+  alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d], one byte each; of O
+  Sequence sequence;  // kept here until the end of the loop, to save registers
   int row0;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)
 };
 
-// Issues the copies of kRows rows of kHeadDim columns of 16 bits, of which `rows` exist; the others
-// become 0.
+// Issues the copies of kRows rows of kHeadDim 16-bit columns, of which `rows` exist; the others are
+// zero-filled.
 //! [copy]
 template <int kRows, int kHeadDim, class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int rows) {
@@ -76,9 +78,9 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int r
 }
 //! [copy]
 
-// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead, those of Q for the
-// first kQSteps times 32 columns are in registers. Offsets are those, in bytes, of this lane's
-// chunk in the first 32 columns, which are 16 of 16 bits.
+// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead; those of Q for the
+// first kQSteps times 32 columns are in registers. Offsets, in bytes, are those of this lane's
+// chunk in the first 32 columns, i.e. 16 columns of 16 bits.
 //! [scores]
 template <class Config>
 __device__ __forceinline__ int q_offset() {
@@ -129,9 +131,9 @@ __device__ __forceinline__ void gemm_qk(int (&s)[Config::kTiles][Config::kBlockN
 }
 //! [scores]
 
-// (4) The maxima of the rows, all of it in the quad of lanes that share a row. O and l are rescaled
-// only where a maximum has grown by more than the threshold. Each lane has scales of its own, so
-// that maxima are multiplied before they are exchanged.
+// (4) Row max, within the quad of lanes that share a row. O and l are rescaled only if a max has
+// grown by more than the threshold. Each lane has its own scales, so a max is scaled before the
+// shuffles.
 //! [rescale]
 template <class Config, int kTiles>
 __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&row_sum)[kTiles][2],
@@ -168,8 +170,8 @@ __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&
 }
 //! [rescale]
 
-// (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys:
-// one step ahead, so that its exponentials overlap with the MMAs.
+// (5) O += P V for the rows of this warp. `probabilities(step, a)` computes the A operand of 16
+// keys, one step ahead, so that its exponentials overlap with the MMAs.
 //! [output]
 template <class Element, class Config, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
@@ -204,8 +206,8 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHead
 
 template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-    attention_kernel(const uint16_t* gQ,  // [B, Hq, seqlen_q, d] of a byte
-                     const uint16_t* gK,  // [B, Hkv, seqlen_k, d] of a byte
+    attention_kernel(const uint16_t* gQ,  // [B, Hq, seqlen_q, d], one byte each
+                     const uint16_t* gK,  // [B, Hkv, seqlen_k, d], one byte each
                      const Element* gV,  // [B, Hkv, seqlen_k, d]
                      Element* gO,        // [B, Hq, seqlen_q, d]
                      float* gLse,        // [B, Hq, seqlen_q]
@@ -216,8 +218,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   constexpr int kSwizzleChunks = Config::kSwizzleChunks;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const auto bytes = [](const auto& tile) { return reinterpret_cast<const char*>(&tile); };
-  // Heads come in sections. In one, the tiles of queries with the most keys begin first, those of
-  // all its heads.
+  // Heads are grouped in sections. Within a section, the longest tiles come first (LPT order),
+  // across all its heads.
   //! [order]
   const int first_head = blockIdx.x / (section * num_m_blocks) * section;
   const int heads = min(section, num_heads - first_head);
@@ -238,7 +240,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const auto load_v = [&](int n) { load_kv.template operator()<kHeadDim>(smem.sV, gV, n); };
 
   if (threadIdx.x == 0) smem.sequence = sequence, smem.row0 = row0;
-  __syncthreads();  // both are there
+  __syncthreads();  // both are stored
   // (1) Load Q_i, which stays, and the first K_j.
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
   if (kv_range.begin < kv_range.end) {
@@ -249,7 +251,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     cp_async_commit();
   }
   if (Config::kQSteps > 0) cp_async_wait<1>();
-  __syncthreads();  // for rQ: all threads' Q
+  __syncthreads();  // for rQ: Q of all threads is loaded
   if (kv_range.begin < kv_range.end) {
 #pragma unroll
     for (int step = 0; step < Config::kQSteps; ++step)
@@ -286,7 +288,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     // (3) S = Q K^T, -inf where masked.
     float s[kTiles][kBlockN / 8][4];
     if (!idle) {
-      int s_acc[kTiles][kBlockN / 8][4] = {};  // before they are floats
+      int s_acc[kTiles][kBlockN / 8][4] = {};  // before their conversion to float
       gemm_qk<Element, Config>(s_acc, rQ, bytes(smem.sQ), bytes(smem.sK));
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) to_floats(s[m], s_acc[m]);
@@ -304,7 +306,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     //! [pipeline_k]
     if (idle) return;
 
-    // (4) softmax
+    // (4) Online softmax.
     //! [softmax]
     const float k_scale = descales.k(kv_head, key0)[ThreadGroups::of_k(thread_index() % 4 * 2)];
     float scale_log2[kTiles];
@@ -341,12 +343,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block)
     if (n_block >= kv_range.unmasked_begin && n_block < kv_range.unmasked_end)
       process_kv_block(n_block, std::false_type{});
-    else  // left edge of the window; diagonal, right edge, last keys
+    else  // left edge of the window; diagonal, right edge, end of the keys
       process_kv_block(n_block, std::true_type{});
   //! [loops]
 
-  // (7) O = O / l, once; (8) store O, through the place of Q, and lse. A row of O is as long as two
-  // of codes. But nobody reads Q any more: all warps have met since the last Q K^T.
+  // (7) O = O / l, once; (8) store O, staged in the space of Q, and lse. A row of O is as long as
+  // two rows of codes, so a warp overwrites Q of others. No warp still reads Q: a __syncthreads has
+  // followed the last Q K^T.
   //! [finish]
   const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
   char* const sO = reinterpret_cast<char*>(smem.sQ + warp_rows * kHeadDim);  // [kWarpRows, d]
@@ -358,7 +361,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(row_sum[m][r]);
-      const float factor = sum == 0 ? 0 : 1 / sum;  // a row that sees nothing: O = 0
+      const float factor = sum == 0 ? 0 : 1 / sum;  // fully masked row: O = 0
       char* const to = sO + (16 * m + 8 * r) * Config::kRowBytes;
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n)
@@ -370,7 +373,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
             sum == 0 ? -INFINITY
                      : gLseShift[seq.lse + first_row + row] + kLn2 * row_max[m][r] + logf(sum);
     }
-  __syncwarp();  // all of the warp's rows are there
+  __syncwarp();  // all rows of the warp are visible
 #pragma unroll
   for (int i = 0; i < kWarpRows; i += 32 / kSwizzleChunks) {
     const int r = i + lane_id / kSwizzleChunks;

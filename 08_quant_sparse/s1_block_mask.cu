@@ -1,13 +1,16 @@
-// s1_block_mask: blocks of the mask that are closed are not visited.
+// s1_block_mask: fully masked blocks are skipped, by lists that the host makes.
 //
 // parent    06_flash_v3_hopper/v14_tuned
-// idea      A mask of blocks says for each tile of queries which tiles of keys it meets. The host
-//           makes a list of them (Step::plan), and only the producer reads it: consumers see a
-//           stream of tiles without gaps, as they would of a shorter sequence. Blocks that every
-//           row sees whole come first, those that a causal mask, a window or the end cuts come
-//           last, so that both loops stay as they were. Each head may have a mask of its own.
+// change    The host makes a list of the visible key blocks of each query tile (Step::plan). Only
+//           the producer reads it: consumers process a gapless stream of tiles, as for a shorter
+//           sequence. Blocks visible to every row come first; those cut by a causal mask, a window
+//           or the end come last, so both loops stay as they were. Each head may have a mask of
+//           its own.
+// why       Computing masked blocks makes the time independent of the density. A test per block
+//           would be a branch around a wgmma.
 // expect    time over density: a line through launch, with the slope of the dense kernel
-// supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks of blocks beside others, GQA
+// supports  fp16, bf16; head dims 64, 128, 256; any lengths, block masks combined with others, GQA
+// source    FlashInfer (arXiv 2501.01005): block-sparse lists
 #include <algorithm>
 
 #include "device/device.h"
@@ -59,7 +62,7 @@ struct Tuned {
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "more registers than a block of so many threads has");
 };
-// Tiles of which the blocks of a mask are multiples (sparse.h).
+// Tile sizes; mask blocks must be multiples of them (sparse.h).
 template <int kHeadDim>
 struct Config;
 template <>
@@ -83,7 +86,7 @@ struct SharedStorage {
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
   uint64_t work_full[2], prefetch;  // mbarriers: a WorkTile is written; take the next tile
   WorkTile work[kWorkRing];
-  int n_block[Config::kStages];  // of K and V of a stage
+  int n_block[Config::kStages];  // of K and V, per stage
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
                work_full, prefetch, work, n_block)
 };
@@ -116,7 +119,7 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
   const SmemDescriptor v = smem_descriptor(sV, Config::kBlockN * 128);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys are 16 rows of 128 bytes
+  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys: 16 rows of 128 bytes
     wgmma<Element, true>(o, p[i], v + 16 * 128 * i, true);
   wgmma_commit();
 }
@@ -191,7 +194,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   mbarrier_arrive(&smem.q_full[q.index()]);
 }
 
-// Another one loads K_j and V_j of the list as stages become free, and says which block it is.
+// Another one loads K_j and V_j of the list as stages become free, and publishes the block's index.
 template <class Element, class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
                                            const TensorMap& mapK, const TensorMap& mapV,
@@ -203,10 +206,10 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
     const WorkTile& work = smem.work[ring.count % kWorkRing];
     if (work.row0 < 0) break;
     const int count = max(1, work.visits.count());
-    const auto block = [&](int i) {  // the i-th; of a tile without any block 0
+    const auto block = [&](int i) {  // the i-th listed block; block 0 if the list is empty
       return i < work.visits.count() ? lists.gBlocks[work.visits.first + i] : 0;
     };
-    int ahead = block(0);  // read a visit ahead
+    int ahead = block(0);  // read one block ahead
     for (int i = 0; i < count; ++i, kv.advance()) {
       const int n_block = ahead, stage = kv.index();
       ahead = block(i + 1);
@@ -281,7 +284,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // q: pipeline state of the current Q tile; the others describe that tile.
   PipelineState<Config::kQStages> q{-1};
   int row0 = 0, last_key = 0;
-  int unmasked = 0, count = 0;  // blocks of keys that it visits
+  int unmasked = 0, count = 0;  // key blocks that it visits
   KvBlockRange kv_range{};
   const auto next_work_tile = [&] {
     q.advance();
@@ -323,7 +326,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, row0, last_key);
     rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
   };
-  // This warp has read which block it is, and is done with K.
+  // This warp has read the block index, and has finished reading K.
   const auto release_k = [&] {
     n_block = smem.n_block[kv.index()];
     __syncwarp();  // all lanes have read it before lane 0 arrives
@@ -371,9 +374,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   round_p<Element, kBlockN>(p, s);
   kv.advance();
   bool more = true;
-  int nth = 1;  // of the blocks that the tile visits
+  int nth = 1;  // of the tile's listed blocks
   do {
-    for (; nth < unmasked; ++nth) process_kv_block(nth, std::false_type{});  // what all rows see
+    // blocks without a mask
+    for (; nth < unmasked; ++nth) process_kv_block(nth, std::false_type{});
     for (; nth < count; ++nth) process_kv_block(nth, std::true_type{});
     const WorkTile& last = smem.work[q.count % kWorkRing];
     const float last_max[2] = {row_max[0], row_max[1]};

@@ -1,14 +1,16 @@
-// s2_flashmask: column intervals, of which the device makes the lists.
+// s2_flashmask: column intervals; the device makes the lists.
 //
 // parent    s1_block_mask
-// idea      Documents, shared questions, windows, evicted keys: of each column such masks hide one
-//           or two intervals of rows (FlashMask, arXiv 2410.01359): a few numbers a key, not
-//           a number for each score. Of a block of keys the least and the largest of them tell
-//           whether a tile of queries sees all of it, nothing, or something. A kernel makes the
-//           lists of s1 by that, and only blocks of the third kind look at the numbers again.
-// expect    time over live blocks as of s1; phases "bounds" and "lists" a few microseconds
-// supports  fp16, bf16; head dims 64, 128, 256; as many keys as queries or not, masks of one or two
-//           intervals a column beside others, GQA
+// change    A mask is one or two intervals of masked rows per column. The min and max of a key
+//           block's interval bounds classify it for a query tile: masked, unmasked or partly
+//           masked. Two kernels make the lists of s1 by that; only partly masked blocks read the
+//           intervals again.
+// why       Documents, shared questions, windows and evicted keys take a few numbers per key in
+//           this form, instead of one per score.
+// expect    time over visited blocks as of s1; phases "bounds" and "lists" a few microseconds
+// supports  fp16, bf16; head dims 64, 128, 256; as many keys as queries or not, masks of one or
+//           two intervals per column combined with others, GQA
+// source    FlashMask (arXiv 2410.01359)
 #include <algorithm>
 
 #include "device/device.h"
@@ -60,7 +62,7 @@ struct Tuned {
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "more registers than a block of so many threads has");
 };
-// Tiles of which the blocks of a mask are multiples (sparse.h).
+// Tile sizes; mask blocks must be multiples of them (sparse.h).
 template <int kHeadDim>
 struct Config;
 template <>
@@ -84,7 +86,7 @@ struct SharedStorage {
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
   uint64_t work_full[2], prefetch;  // mbarriers: a WorkTile is written; take the next tile
   WorkTile work[kWorkRing];
-  int n_block[Config::kStages];  // of K and V of a stage
+  int n_block[Config::kStages];  // of K and V, per stage
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
                work_full, prefetch, work, n_block)
 };
@@ -117,7 +119,7 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
   const SmemDescriptor v = smem_descriptor(sV, Config::kBlockN * 128);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys are 16 rows of 128 bytes
+  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys: 16 rows of 128 bytes
     wgmma<Element, true>(o, p[i], v + 16 * 128 * i, true);
   wgmma_commit();
 }
@@ -192,7 +194,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   mbarrier_arrive(&smem.q_full[q.index()]);
 }
 
-// Another one loads K_j and V_j of the list as stages become free, and says which block it is.
+// Another one loads K_j and V_j of the list as stages become free, and publishes the block's index.
 template <class Element, class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
                                            const TensorMap& mapK, const TensorMap& mapV,
@@ -204,10 +206,10 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
     const WorkTile& work = smem.work[ring.count % kWorkRing];
     if (work.row0 < 0) break;
     const int count = max(1, work.visits.count());
-    const auto block = [&](int i) {  // the i-th; of a tile without any block 0
+    const auto block = [&](int i) {  // the i-th listed block; block 0 if the list is empty
       return i < work.visits.count() ? lists.gBlocks[work.visits.first + i] : 0;
     };
-    int ahead = block(0);  // read a visit ahead
+    int ahead = block(0);  // read one block ahead
     for (int i = 0; i < count; ++i, kv.advance()) {
       const int n_block = ahead, stage = kv.index();
       ahead = block(i + 1);
@@ -282,7 +284,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // q: pipeline state of the current Q tile; the others describe that tile.
   PipelineState<Config::kQStages> q{-1};
   int row0 = 0, last_key = 0;
-  int unmasked = 0, count = 0;  // blocks of keys that it visits
+  int unmasked = 0, count = 0;  // key blocks that it visits
   KvBlockRange kv_range{};
   const auto next_work_tile = [&] {
     q.advance();
@@ -329,7 +331,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
   };
-  // This warp has read which block it is, and is done with K.
+  // This warp has read the block index, and has finished reading K.
   const auto release_k = [&] {
     n_block = smem.n_block[kv.index()];
     __syncwarp();  // all lanes have read it before lane 0 arrives
@@ -377,9 +379,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   round_p<Element, kBlockN>(p, s);
   kv.advance();
   bool more = true;
-  int nth = 1;  // of the blocks that the tile visits
+  int nth = 1;  // of the tile's listed blocks
   do {
-    for (; nth < unmasked; ++nth) process_kv_block(nth, std::false_type{});  // what all rows see
+    // blocks without a mask
+    for (; nth < unmasked; ++nth) process_kv_block(nth, std::false_type{});
     for (; nth < count; ++nth) process_kv_block(nth, std::true_type{});
     const WorkTile& last = smem.work[q.count % kWorkRing];
     const float last_max[2] = {row_max[0], row_max[1]};

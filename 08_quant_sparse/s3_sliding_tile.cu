@@ -1,15 +1,16 @@
-// s3_sliding_tile: windows that slide by tiles over a canvas of three dimensions.
+// s3_sliding_tile: sliding tile windows over a three-dimensional canvas.
 //
 // parent    s1_block_mask
-// idea      A token of a video looks at what is near in time, height and width. Windows around each
-//           token would cut nearly every block, since tokens of a block have unlike windows. So the
-//           tokens of a tile lie together and share a window, which slides by whole tiles (Sliding
-//           Tile Attention, arXiv 2502.04507). Then there is nothing to mask, and no list either:
-//           the producer works out the i-th block of a window. Each head has a window of its own,
-//           in one launch; text behind the canvas sees all and is seen by all.
+// change    The tokens of a tile are contiguous and share one window, which slides by whole tiles.
+//           So nothing is masked, and there is no list: the producer computes the i-th block of a
+//           window. Each head has its own window, in one launch. Text after the canvas attends to
+//           everything and is visible to everything.
+// why       A video token attends to its neighbours in time, height and width. With one window per
+//           token, the tokens of a block have different windows, so nearly every block is cut.
 // expect    time over visited blocks as of s1, without a plan
 // supports  fp16, bf16; head dims 64, 128, 256; a canvas of tiles of a multiple of 128 tokens, and
-//           text behind it; GQA
+//           text after it; GQA
+// source    Sliding Tile Attention (arXiv 2502.04507)
 #include <algorithm>
 
 #include "device/device.h"
@@ -61,7 +62,7 @@ struct Tuned {
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "more registers than a block of so many threads has");
 };
-// Tiles of which the blocks of a mask are multiples (sparse.h).
+// Tile sizes; mask blocks must be multiples of them (sparse.h).
 template <int kHeadDim>
 struct Config;
 template <>
@@ -85,7 +86,7 @@ struct SharedStorage {
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
   uint64_t work_full[2], prefetch;  // mbarriers: a WorkTile is written; take the next tile
   WorkTile work[kWorkRing];
-  int n_block[Config::kStages];  // of K and V of a stage
+  int n_block[Config::kStages];  // of K and V, per stage
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
                work_full, prefetch, work, n_block)
 };
@@ -118,7 +119,7 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
   const SmemDescriptor v = smem_descriptor(sV, Config::kBlockN * 128);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys are 16 rows of 128 bytes
+  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys: 16 rows of 128 bytes
     wgmma<Element, true>(o, p[i], v + 16 * 128 * i, true);
   wgmma_commit();
 }
@@ -193,7 +194,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   mbarrier_arrive(&smem.q_full[q.index()]);
 }
 
-// Another one loads K_j and V_j of the list as stages become free, and says which block it is.
+// Another one loads K_j and V_j of the list as stages become free, and publishes the block's index.
 template <class Element, class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
                                            const TensorMap& mapK, const TensorMap& mapV,
@@ -281,7 +282,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // q: pipeline state of the current Q tile; the others describe that tile.
   PipelineState<Config::kQStages> q{-1};
   int row0 = 0, last_key = 0;
-  int unmasked = 0, count = 0;  // blocks of keys that it visits
+  int unmasked = 0, count = 0;  // key blocks that it visits
   KvBlockRange kv_range{};
   const auto next_work_tile = [&] {
     q.advance();
@@ -323,7 +324,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, row0, last_key);
     rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
   };
-  // This warp has read which block it is, and is done with K.
+  // This warp has read the block index, and has finished reading K.
   const auto release_k = [&] {
     n_block = smem.n_block[kv.index()];
     __syncwarp();  // all lanes have read it before lane 0 arrives
@@ -371,9 +372,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   round_p<Element, kBlockN>(p, s);
   kv.advance();
   bool more = true;
-  int nth = 1;  // of the blocks that the tile visits
+  int nth = 1;  // of the tile's listed blocks
   do {
-    for (; nth < unmasked; ++nth) process_kv_block(nth, std::false_type{});  // what all rows see
+    // blocks without a mask
+    for (; nth < unmasked; ++nth) process_kv_block(nth, std::false_type{});
     for (; nth < count; ++nth) process_kv_block(nth, std::true_type{});
     const WorkTile& last = smem.work[q.count % kWorkRing];
     const float last_max[2] = {row_max[0], row_max[1]};

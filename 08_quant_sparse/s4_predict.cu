@@ -1,22 +1,21 @@
-// s4_predict: a tile of queries chooses its blocks of keys by their means.
+// s4_predict: a query tile chooses its key blocks by block means.
 //
 // parent    s1_block_mask
-// idea      Most masks are not known before the launch. SpargeAttn (arXiv 2502.18137) predicts
-//           them: if the rows of a block are similar, their mean represents them, and scores of
-//           means tell where a tile of queries looks. Two kernels make the lists of s1 on the
-//           device: pool_kernel reads Q and K and finds the means, choose_kernel reads the means.
-//           Both are in choose_blocks.h, because later steps use them too. The choice in short,
-//           for a tile of queries and each block of keys n:
+// change    Two kernels make the lists of s1 on the device: pool_kernel reads Q and K and computes
+//           the block means, choose_kernel reads the means. Both are in choose_blocks.h, because
+//           later steps use them too. The choice in short, for a query tile and each key block n:
 //
 //               score = q_mean . k_mean[n];  // kAlways if one of the two blocks is dissimilar
 //               least = least_kept(scores);  // the threshold that --keep or --keep-mass asks for
 //               if (score >= least) gVisited[at++] = n;
 //
-//           A causal mask hides single scores in the visited blocks, as in s1. The attention kernel
+//           A causal mask is still applied per element in the visited blocks. The attention kernel
 //           is the parent's, compiled once for both steps.
-// expect    time: the kept share of the dense one, and phases "pool" and "choose", a few percent of
-//           it
+// why       Most masks are not known before the launch. If the rows of a block are similar, their
+//           mean represents them, and scores of means predict where a query tile attends.
+// expect    time: the kept share of the dense time, plus phases "pool" and "choose", a few percent
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, causal and windows, GQA
+// source    SpargeAttn (arXiv 2502.18137), section 3.3
 #include <algorithm>
 
 #include "device/device.h"

@@ -1,13 +1,14 @@
-// s5_skip_pv: P V of a tile is skipped where all of P is below a threshold.
+// s5_skip_pv: skip P V of a tile if all of P is below a threshold.
 //
 // parent    s4_predict
-// idea      A tile that was chosen may still say little: if all its scores lie so far below the
-//           maximum so far that P is below 2^-skip_below, its P V changes no digit that counts
-//           (SpargeAttn, arXiv 2502.18137, section 3.4). wgmma is of a whole warpgroup, so its four
-//           warps vote. P stays in the denominator, where it is already: lse is exact, and O lacks
-//           what the threshold says. Exponentials are not saved, and V is loaded.
-// expect    half the operations of a skipped tile; a named barrier a tile
-// supports  as s4_predict, with --skip-below; a NaN in V of a tile that is skipped is not seen
+// change    If all scores of a visited tile are so far below the running max that P is below
+//           2^-skip_below, its P V is skipped. wgmma is warpgroup-wide, so the four warps vote. P
+//           stays in the denominator: lse is exact, and O lacks at most what the threshold allows.
+// why       The prediction is made before the scores are known. A chosen tile may still be
+//           negligible. Exponentials and the load of V are not saved.
+// expect    half the operations of a skipped tile; a named barrier per tile
+// supports  as s4_predict, with --skip-below; a NaN in V of a skipped tile does not reach O
+// source    SpargeAttn (arXiv 2502.18137), section 3.4
 #include <algorithm>
 
 #include "device/device.h"
@@ -33,7 +34,7 @@ constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key bloc
 constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is used by __syncthreads; kPingPong + w lets warpgroup w issue its MMAs.
-enum NamedBarrier { kBlock = 0, kPingPong = 1, kVote = 4 };  // kVote + w: of warpgroup w
+enum NamedBarrier { kBlock = 0, kPingPong = 1, kVote = 4 };  // kVote + w: barrier of warpgroup w
 
 //! [config]
 struct Tuning {
@@ -60,7 +61,7 @@ struct Tuned {
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "more registers than a block of so many threads has");
 };
-// Tiles of which the blocks of a mask are multiples (sparse.h).
+// Tile sizes; mask blocks must be multiples of them (sparse.h).
 template <int kHeadDim>
 struct Config;
 template <>
@@ -84,8 +85,9 @@ struct SharedStorage {
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
   uint64_t work_full[2], prefetch;  // mbarriers: a WorkTile is written; take the next tile
   WorkTile work[kWorkRing];
-  int n_block[Config::kStages];  // of K and V of a stage
-  // Whether a warp's rows need P V of a tile; two tiles, so that nobody writes what is being read.
+  int n_block[Config::kStages];  // of K and V, per stage
+  // Whether a warp's rows need P V of a tile; two tiles, so that no warp overwrites votes being
+  // read.
   int needed[2][Config::kNumConsumers][4];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
                work_full, prefetch, work, n_block, needed)
@@ -119,16 +121,16 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
   const SmemDescriptor v = smem_descriptor(sV, Config::kBlockN * 128);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys are 16 rows of 128 bytes
+  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys: 16 rows of 128 bytes
     wgmma<Element, true>(o, p[i], v + 16 * 128 * i, true);
   wgmma_commit();
 }
 //! [issue_pv]
 
-// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
-// is to be multiplied by `rescale`: with the lazy rescale, only where a maximum has grown by more
-// than the threshold. `needed`: whether some score is not `skip_below` below what P was relative to
-// before. Where none is, no maximum has grown.
+// (4) Online softmax in fp32, within the quad of lanes that share a row: S becomes P. Returns
+// whether O must be multiplied by `rescale`: with the lazy rescale, only if a maximum has grown by
+// more than the threshold. `needed`: whether some score is within `skip_below` of P's previous
+// reference max. If none is, no max has grown.
 //! [softmax]
 template <class Config>
 __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
@@ -199,7 +201,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   mbarrier_arrive(&smem.q_full[q.index()]);
 }
 
-// Another one loads K_j and V_j of the list as stages become free, and says which block it is.
+// Another one loads K_j and V_j of the list as stages become free, and publishes the block's index.
 template <class Element, class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
                                            const TensorMap& mapK, const TensorMap& mapV,
@@ -211,10 +213,10 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
     const WorkTile& work = smem.work[ring.count % kWorkRing];
     if (work.row0 < 0) break;
     const int count = max(1, work.visits.count());
-    const auto block = [&](int i) {  // the i-th; of a tile without any block 0
+    const auto block = [&](int i) {  // the i-th listed block; block 0 if the list is empty
       return i < work.visits.count() ? lists.gBlocks[work.visits.first + i] : 0;
     };
-    int ahead = block(0);  // read a visit ahead
+    int ahead = block(0);  // read one block ahead
     for (int i = 0; i < count; ++i, kv.advance()) {
       const int n_block = ahead, stage = kv.index();
       ahead = block(i + 1);
@@ -289,7 +291,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // q: pipeline state of the current Q tile; the others describe that tile.
   PipelineState<Config::kQStages> q{-1};
   int row0 = 0, last_key = 0;
-  int unmasked = 0, count = 0;  // blocks of keys that it visits
+  int unmasked = 0, count = 0;  // key blocks that it visits
   KvBlockRange kv_range{};
   const auto next_work_tile = [&] {
     q.advance();
@@ -326,13 +328,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   float rescale[2];
   bool rescaled;
   int n_block = 0;  // of S
-  bool needed = true;  // whether P V of the block before is to be added to O
+  bool needed = true;  // whether P V of the previous block is added to O
   // Whether some warp of this warpgroup needs P V of this block.
   const auto vote = [&](bool mine) {
     int(&votes)[4] = smem.needed[kv.count % 2][warpgroup];
     mine = __any_sync(~0u, mine);
     if (thread_index() % kWarp == 0) votes[thread_index() / kWarp % 4] = mine;
-    named_barrier_sync(kVote + warpgroup, kWarpgroup);  // the votes of all four are there
+    named_barrier_sync(kVote + warpgroup, kWarpgroup);  // the votes of all four warps are stored
     return (votes[0] | votes[1] | votes[2] | votes[3]) != 0;
   };
   // Softmax of one key block. `masked` is a type, so the unmasked body contains no mask code.
@@ -342,7 +344,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                       needed);
     needed = vote(needed);
   };
-  // This warp has read which block it is, and is done with K.
+  // This warp has read the block index, and has finished reading K.
   const auto release_k = [&] {
     n_block = smem.n_block[kv.index()];
     __syncwarp();  // all lanes have read it before lane 0 arrives
@@ -396,9 +398,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   round_p<Element, kBlockN>(p, s);
   kv.advance();
   bool more = true;
-  int nth = 1;  // of the blocks that the tile visits
+  int nth = 1;  // of the tile's listed blocks
   do {
-    for (; nth < unmasked; ++nth) process_kv_block(nth, std::false_type{});  // what all rows see
+    // blocks without a mask
+    for (; nth < unmasked; ++nth) process_kv_block(nth, std::false_type{});
     for (; nth < count; ++nth) process_kv_block(nth, std::true_type{});
     const WorkTile& last = smem.work[q.count % kWorkRing];
     const float last_max[2] = {row_max[0], row_max[1]};

@@ -1,14 +1,15 @@
-// s6_hilbert: tokens are put in an order of their own before blocks are made of them.
+// s6_hilbert: reorder tokens along a Hilbert curve before forming blocks.
 //
 // parent    s4_predict
-// idea      A mean stands for a block whose tokens are near each other, and of a canvas that is
-//           written row by row 128 tokens that follow each other are a line. Along a Hilbert curve
-//           they are a lump (SpargeAttn, arXiv 2502.18137). The host makes the order,
-//           `token_order` (--order), a pass copies rows of Q, K and V in it, and rows of O and lse
-//           are stored where they were: what is around the step does not see it.
-// expect    a phase "order" of 12 d bytes a token and head; similarities of blocks, and by them
-//           the share that --similarity leaves to --keep
-// supports  as s4_predict, of a canvas (--inputs field:) alone: no causal mask, no window
+// change    The host makes the order, `token_order` (--order). A pass copies the rows of Q, K and
+//           V in that order, and the epilogue stores rows of O and lse at their original
+//           positions, so the caller need not know.
+// why       A mean represents a block whose tokens are neighbours. In row-major order 128 tokens
+//           of a canvas are a line; along a Hilbert curve they are a compact block.
+// expect    a phase "order" of 12 d bytes per token and head; similarities of blocks, and with
+//           them the share that --similarity leaves to --keep
+// supports  as s4_predict, on a canvas (--inputs field:) only: no causal mask, no window
+// source    SpargeAttn (arXiv 2502.18137): Hilbert order
 #include <algorithm>
 
 #include "device/device.h"
@@ -62,7 +63,7 @@ struct Tuned {
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "more registers than a block of so many threads has");
 };
-// Tiles of which the blocks of a mask are multiples (sparse.h).
+// Tile sizes; mask blocks must be multiples of them (sparse.h).
 template <int kHeadDim>
 struct Config;
 template <>
@@ -86,7 +87,7 @@ struct SharedStorage {
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
   uint64_t work_full[2], prefetch;  // mbarriers: a WorkTile is written; take the next tile
   WorkTile work[kWorkRing];
-  int n_block[Config::kStages];  // of K and V of a stage
+  int n_block[Config::kStages];  // of K and V, per stage
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
                work_full, prefetch, work, n_block)
 };
@@ -119,7 +120,7 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
   const SmemDescriptor v = smem_descriptor(sV, Config::kBlockN * 128);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys are 16 rows of 128 bytes
+  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys: 16 rows of 128 bytes
     wgmma<Element, true>(o, p[i], v + 16 * 128 * i, true);
   wgmma_commit();
 }
@@ -194,7 +195,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   mbarrier_arrive(&smem.q_full[q.index()]);
 }
 
-// Another one loads K_j and V_j of the list as stages become free, and says which block it is.
+// Another one loads K_j and V_j of the list as stages become free, and publishes the block's index.
 template <class Element, class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
                                            const TensorMap& mapK, const TensorMap& mapV,
@@ -206,10 +207,10 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
     const WorkTile& work = smem.work[ring.count % kWorkRing];
     if (work.row0 < 0) break;
     const int count = max(1, work.visits.count());
-    const auto block = [&](int i) {  // the i-th; of a tile without any block 0
+    const auto block = [&](int i) {  // the i-th listed block; block 0 if the list is empty
       return i < work.visits.count() ? lists.gBlocks[work.visits.first + i] : 0;
     };
-    int ahead = block(0);  // read a visit ahead
+    int ahead = block(0);  // read one block ahead
     for (int i = 0; i < count; ++i, kv.advance()) {
       const int n_block = ahead, stage = kv.index();
       ahead = block(i + 1);
@@ -285,7 +286,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // q: pipeline state of the current Q tile; the others describe that tile.
   PipelineState<Config::kQStages> q{-1};
   int row0 = 0, last_key = 0;
-  int unmasked = 0, count = 0;  // blocks of keys that it visits
+  int unmasked = 0, count = 0;  // key blocks that it visits
   KvBlockRange kv_range{};
   const auto next_work_tile = [&] {
     q.advance();
@@ -327,7 +328,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, row0, last_key);
     rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
   };
-  // This warp has read which block it is, and is done with K.
+  // This warp has read the block index, and has finished reading K.
   const auto release_k = [&] {
     n_block = smem.n_block[kv.index()];
     __syncwarp();  // all lanes have read it before lane 0 arrives
@@ -375,12 +376,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   round_p<Element, kBlockN>(p, s);
   kv.advance();
   bool more = true;
-  int nth = 1;  // of the blocks that the tile visits
+  int nth = 1;  // of the tile's listed blocks
   do {
-    for (; nth < unmasked; ++nth) process_kv_block(nth, std::false_type{});  // what all rows see
+    // blocks without a mask
+    for (; nth < unmasked; ++nth) process_kv_block(nth, std::false_type{});
     for (; nth < count; ++nth) process_kv_block(nth, std::true_type{});
     const WorkTile& last = smem.work[q.count % kWorkRing];
-    int places[2];  // read now, so that they are there when they are needed
+    int places[2];  // loaded early, to arrive before they are needed
     read_places(places, gOrder, last);
     const float last_max[2] = {row_max[0], row_max[1]};
     float last_sum[2] = {row_sum[0], row_sum[1]};

@@ -1,14 +1,15 @@
-// s8_lpt_order: tiles of queries with long lists of blocks are taken first.
+// s8_lpt_order: query tiles with the longest block lists first (LPT order).
 //
 // parent    s7_int8
-// idea      Lists differ: a tile whose mean stands for nothing visits all blocks, four times as
-//           many as others. Tiles are taken one by one as SMs become free, from the last of a
-//           sequence to its first; a long one that is taken late leaves all other SMs idle until it
-//           is done. So a small kernel puts the tiles of a section in the order of their lists,
-//           longest first (longest_first.h).
-// expect    time of phase "attention" beside s7's; the order costs a launch
+// change    A small kernel sorts the tiles of each section by the length of their lists, longest
+//           first (lpt_order.h).
+// why       A tile of low self-similarity visits all blocks, four times as many as others. Tiles
+//           are taken as SMs become free, from the last of a sequence to its first; a long tile
+//           taken late leaves all other SMs idle until it has finished.
+// expect    time of phase "attention" shorter than s7's; the order costs a launch
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, causal and windows,
 //           GQA; --scale at least 1e-10
+// source    Graham 1969: longest processing time first
 #include <algorithm>
 
 #include "device/device.h"
@@ -30,7 +31,7 @@ using namespace attn;
 using namespace hopper;
 
 using Element = __nv_bfloat16;    // type of the inputs and of O
-using Descales = ThreadDescales;  // scales for what a lane has of a tile
+using Descales = ThreadDescales;  // scales of a lane's part of a tile
 
 constexpr float kPScale = 8;        // log2 units: P is scaled by 256
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
@@ -53,7 +54,7 @@ struct Config {
   static constexpr int kSlices = kHeadDim / kSliceColumns;
   static constexpr int kStages = 2;               // buffers for K, and for V
   static constexpr int kQStages = 2;              // buffers for Q
-  static constexpr int kVisitRing = 2 * kStages;  // which blocks they are: read after K's release
+  static constexpr int kVisitRing = 2 * kStages;  // block indices, read after K's release
   // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
   // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
@@ -63,8 +64,8 @@ struct Config {
 };
 //! [config]
 
-// Tiles of Q and K are panels of 128 columns of a byte, [d / 128][rows, 128], or of 64 where there
-// are no more, with TMA's swizzle of as many bytes; V^T is [d, keys].
+// Tiles of Q and K are panels of 128 one-byte columns, [d / 128][rows, 128], or of 64 at d=64, with
+// a TMA swizzle of as many bytes; V^T is [d, keys].
 template <class Config>
 struct SharedStorage {
   alignas(1024) uint8_t sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
@@ -122,17 +123,18 @@ __device__ __forceinline__ void issue_pv(float (&pv)[Config::kSliceColumns / 8][
 }
 //! [issue_pv]
 
-// (4) softmax, all of it in the quad of lanes that share a row: S, each with the bias, becomes P,
-// in float32. O of the blocks before is to be multiplied by `rescale`.
+// (4) Online softmax in fp32, within the quad of lanes that share a row: biased S becomes P. O of
+// the previous blocks must be multiplied by `rescale`.
 //! [softmax]
 template <class Config>
 __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4],
                                                float (&row_max)[2], float (&row_sum)[2],
                                                float (&rescale)[2], float softmax_scale_log2) {
-  const float bias = kScoreBias * softmax_scale_log2;  // exact; `max` is whole, and so is their sum
+  // exact: `max` is an integer, and so is the sum
+  const float bias = kScoreBias * softmax_scale_log2;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    int largest = __float_as_int(s[0][2 * r]);  // -inf is below all scores as a whole number too
+    int largest = __float_as_int(s[0][2 * r]);  // as an integer, too, -inf is below all scores
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; ++n)
       largest = max(largest, max(__float_as_int(s[n][2 * r]), __float_as_int(s[n][2 * r + 1])));
@@ -171,7 +173,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
-#pragma unroll 2  // more at once, and the producer has too few registers
+#pragma unroll 2  // more at once would exceed the producer's registers
     for (int i = 0; i < ThreadGroups::kQ; i += 4)
       *reinterpret_cast<float4*>(&smem.q_descale[q.index()][i]) =
           *reinterpret_cast<const float4*>(descales.q(work.q_head, work.row0) + i);
@@ -186,7 +188,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
   mbarrier_arrive(&smem.q_full[q.index()]);
 }
 
-// Another one loads K_j and V_j of the list as stages become free, and says which block it is.
+// Another one loads K_j and V_j of the list as stages become free, and publishes the block's index.
 template <class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
                                            const TensorMap& mapK, const TensorMap& mapV,
@@ -198,10 +200,10 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
     const WorkTile& work = smem.work[ring.count % kWorkRing];
     if (work.row0 < 0) break;
     const int count = max(1, work.visits.count());
-    const auto block = [&](int i) {  // the i-th; of a tile without any block 0
+    const auto block = [&](int i) {  // the i-th listed block; block 0 if the list is empty
       return i < work.visits.count() ? lists.gBlocks[work.visits.first + i] : 0;
     };
-    int ahead = block(0);  // read a visit ahead
+    int ahead = block(0);  // read one block ahead
     for (int i = 0; i < count; ++i, kv.advance()) {
       const int n_block = ahead, stage = kv.index(), key0 = n_block * kBlockN;
       ahead = block(i + 1);
@@ -248,7 +250,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      Element* __restrict__ gO,  // [B, Hq, seqlen_q, d]
                      float* __restrict__ gLse,  // [B, Hq, seqlen_q]
                      BlockLists lists,
-                     const int* gOrder,  // [tiles]: which is taken n-th
+                     const int* gOrder,  // [tiles]: the n-th tile to be processed
                      Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
@@ -278,7 +280,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   // q: pipeline state of the current Q tile; the others describe that tile.
   PipelineState<Config::kQStages> q{-1};
-  int left = 0;          // blocks of keys that it has yet to visit
+  int left = 0;  // key blocks still to visit
   float scale_log2 = 0;  // with the scales of Q and of the block's keys
   const auto next_work_tile = [&] {
     q.advance();
@@ -312,12 +314,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // S as int32, in the registers of s: a second array makes ptxas spill (q5 at d=128: 1252 bytes).
   auto& s_acc = reinterpret_cast<int (&)[kBlockN / 8][4]>(s);
   uint32_t p[kBlockN / 32][4];
-  // Of O before P V that is in flight, and before the next one. Of an O of 0 any number will do.
+  // Factors of O before P V in flight, and before the next P V. While O is 0 any factor will do.
   float rescale[2] = {}, next_rescale[2];
-  // S of a block of keys becomes P, masked where that is needed.
+  // S of a key block becomes P, masked if necessary.
   const auto softmax = [&] {
     as_floats(s, s_acc);
-    // Read again, as variables would keep registers in the loop.
+    // Reread: variables would occupy registers in the loop.
     const WorkTile& work = smem.work[q.count % kWorkRing];
     apply_mask<Config>(s, shape, work.kv_range, smem.n_block[kv.count % Config::kVisitRing],
                        work.row0 + work.seqlen_k - work.seqlen_q, work.last_key);
@@ -331,7 +333,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const auto issue_o = [&](KvState state, int slice = 0) {
     issue_pv<Config>(pv, p, smem.sV[state.index()], slice);
   };
-  // Awaits P V of the block before, and adds it to O, which is rescaled by the same instructions.
+  // Waits for P V of the previous block and adds it to O, which the same FFMAs rescale.
   const auto await_o = [&] {
 #pragma unroll
     for (int slice = 0; slice < Config::kSlices; ++slice) {
@@ -341,8 +343,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     consumer_release(smem.v_empty, kv.previous());
   };
-  // Waits for K of this block, and reads its scale and that of Q, which would keep a register:
-  // before a barrier, so before this warp is done. Sums begin here, while it is another's turn.
+  // Waits for K of this block and reads its scale and that of Q (kept, it would occupy a register),
+  // before this warp releases K. Initialises the accumulators while it is another warpgroup's turn.
   const auto wait_k = [&] {
     init_accumulators(s);
     consumer_wait(smem.k_full, kv);
@@ -391,7 +393,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     // P's scale of 2^kPScale is in O and l, so it cancels in O / l; lse loses it here.
     const float last_max[2] = {row_max[0] - kPScale, row_max[1] - kPScale};
     float last_sum[2] = {row_sum[0], row_sum[1]};
-    // Here at once, so that these numbers need no registers while those of the next tile do.
+    // Applied now, so that these factors and those of the next tile are not live together.
     rescale_rows<kHeadDim>(o, rescale);
     rescale[0] = rescale[1] = 1;
     more = next_work_tile();
@@ -409,7 +411,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     await_o();
     round_p_e4m3<kBlockN>(p, s);
     kv.advance();
-    const WorkTile& last = smem.work[(q.count - 1) % kWorkRing];  // next_work_tile() has counted on
+    const WorkTile& last = smem.work[(q.count - 1) % kWorkRing];  // next_work_tile() has advanced
     store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum, gLseShift,
                                gVDescale + last.kv_head * kHeadDim);
 #pragma unroll
@@ -432,7 +434,7 @@ Status launch_attention(const Arguments& args) {
   if (const Status made = maps.make(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
   BlockLists lists{};
-  Arguments pooling = args;  // whose k_mean are means of blocks, not the one that is taken off
+  Arguments pooling = args;  // its k_mean are block means, not the mean that is subtracted
   pooling.bind("k_mean", args.out<float>("k_means"));
   if (const Status chosen = choose_visits<Element, Config>(pooling, rule_of(args.problem), lists);
       !chosen.ok())

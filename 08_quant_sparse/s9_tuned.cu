@@ -1,13 +1,14 @@
-// s9_tuned: what s7 chooses, in s8's order, on the loop of q8; and fewer passes before.
+// s9_tuned: s8's lists and order on the loop of q8, with fewer passes before.
 //
 // parent    q8_tuned
-// idea      s8's attention is q5's, with P V added to O for each block. q8's loop has sums of 4096
-//           keys, which here are those of 32 blocks (d=256: 64) that are visited, wherever they
-//           are: so V lacks the mean of its head, and O gets it back once, with the scales, before
-//           it is divided by l. And of seven kernels before the choice three are left: means of
-//           blocks of keys, which the choice needs, make the mean of all keys; V is measured
-//           beside them (two_readings.h).
-// expect    time of phases "measure" to "order" and of "attention" beside s8's
+// change    The tensor core accumulates 4096 keys: 32 visited blocks (d=256: 64), wherever they
+//           are. So V loses one mean per head, and the epilogue adds it back with the scales,
+//           before the division by l. Three kernels precede the choice instead of seven: the block
+//           means of K, which the choice needs, give the mean of all keys, and V is measured in
+//           the same launch (two_readings.h).
+// why       s8's attention is q5's, with P V added to O per block, and its passes take as long as
+//           the choice saves at short lengths.
+// expect    time of phases "measure" to "order" and of "attention" shorter than s8's
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, causal and windows,
 //           GQA; --scale at least 1e-10
 #include <algorithm>
@@ -29,7 +30,7 @@ using namespace attn;
 using namespace hopper;
 
 using Element = __nv_bfloat16;    // type of the inputs and of O
-using Descales = ThreadDescales;  // of Q and K: scales for what a lane has of a tile
+using Descales = ThreadDescales;  // of Q and K: scales of a lane's part of a tile
 
 constexpr float kPScale = 8;               // log2 units: P is scaled by 256
 constexpr float kRescaleThreshold = 0.8f;  // P <= 2^8.8 = 446, below e4m3's largest, 448
@@ -49,8 +50,9 @@ struct Config {
   static_assert(kBlockM == kScaleRows && kScaleRows % kBlockN == 0);
   static constexpr int kStages = 3;               // buffers for K, and for V
   static constexpr int kQStages = 2;              // buffers for Q
-  static constexpr int kVisitRing = 2 * kStages;  // which blocks they are: read after K's release
-  // After its block's softmax. Earlier, ptxas awaits P V before the exponentials: 5 % at d=128.
+  static constexpr int kVisitRing = 2 * kStages;  // block indices, read after K's release
+  // Wait for V after its block's softmax. Earlier, ptxas waits for P V before the exponentials: 5 %
+  // at d=128.
   static constexpr bool kAwaitsVLate = kHeadDim == 128;
   // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
   // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
@@ -120,8 +122,8 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [issue_pv]
 
-// O of a chunk, relative to row_max, and what the chunks before it left: afterwards it is that of
-// all of them. l is in float32, and goes on through all chunks.
+// Merges O of a chunk, relative to row_max, with the O of the previous chunks. l is in fp32 and
+// continues through all chunks.
 //! [merge]
 template <class Config>
 __device__ __forceinline__ void merge_partials(float (&o)[Config::kHeadDim / 8][4],
@@ -137,7 +139,7 @@ __device__ __forceinline__ void merge_partials(float (&o)[Config::kHeadDim / 8][
   }
 }
 
-// Leaves O and the maximum for the next chunk to find. No other thread looks at them.
+// Spills O and the max to this thread's workspace for the next chunk. No other thread reads it.
 template <class Config>
 __device__ __forceinline__ void store_partial(const float (&o)[Config::kHeadDim / 8][4],
                                               const float (&row_max)[2], float4* gSums) {
@@ -148,8 +150,8 @@ __device__ __forceinline__ void store_partial(const float (&o)[Config::kHeadDim 
     gSums[n * kStride] = make_float4(o[n][0], o[n][1], o[n][2], o[n][3]);
 }
 
-// V gets back its scales and its mean, in an O that is not divided by l yet. `gChannel`: means and
-// descales of the head, from this lane's first column on.
+// Restores V's scales and mean in an O not yet divided by l. `gChannel`: means and descales of the
+// head, from this lane's first column on.
 template <class Config>
 __device__ __forceinline__ void restore_v(float (&o)[Config::kHeadDim / 8][4],
                                           const float (&row_sum)[2], const float4* gChannel) {
@@ -164,9 +166,10 @@ __device__ __forceinline__ void restore_v(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [merge]
 
-// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
-// is to be multiplied by `rescale`: only where a maximum has grown by more than the threshold.
-// The maximum is taken over the int32 scores; each is converted where its exponential needs it.
+// (4) Online softmax in fp32, within the quad of lanes that share a row: S becomes P. Returns
+// whether O must be multiplied by `rescale`: only if a maximum has grown by more than the
+// threshold. The max is taken over the int32 scores; each is converted where its exponential needs
+// it.
 //! [softmax]
 template <class Config, bool kMasked>
 __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
@@ -228,10 +231,10 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
-    // In q8 tiles may reach behind the last scales, and have those again.
+    // Tiles in q8 may extend past the last scales, and reuse those.
     const float4* const gScales = reinterpret_cast<const float4*>(descales.q(work.q_head, 0));
     const int last = descales.tiles_q * (ThreadGroups::kQ / 4) - 1;
-#pragma unroll 1  // more at once, and the producer has too few registers
+#pragma unroll 1  // more at once would exceed the producer's registers
     for (int i = 0; i < Config::kBlockM / 8; ++i)
       reinterpret_cast<float4*>(smem.q_descale[q.index()])[i] =
           gScales[min(work.row0 / 8 + i, last)];
@@ -246,7 +249,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
   mbarrier_arrive(&smem.q_full[q.index()]);
 }
 
-// Another one loads K_j and V_j of the list as stages become free, and says which block it is.
+// Another one loads K_j and V_j of the list as stages become free, and publishes the block's index.
 template <class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const TensorMap& mapK,
                                            const TensorMap& mapV, const Descales& descales,
@@ -258,10 +261,10 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const Te
     const WorkTile& work = smem.work[ring.count % kWorkRing];
     if (work.row0 < 0) break;
     const int count = max(1, work.visits.count());
-    const auto block = [&](int i) {  // the i-th; of a tile without any block 0
+    const auto block = [&](int i) {  // the i-th listed block; block 0 if the list is empty
       return i < work.visits.count() ? lists.gBlocks[work.visits.first + i] : 0;
     };
-    int ahead = block(0);  // read a visit ahead
+    int ahead = block(0);  // read one block ahead
     for (int i = 0; i < count; ++i, kv.advance()) {
       const int n_block = ahead, stage = kv.index(), key0 = n_block * kBlockN;
       ahead = block(i + 1);
@@ -331,7 +334,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   // q: pipeline state of the current Q tile; the others describe that tile.
   PipelineState<Config::kQStages> q{-1};
-  int count = 0, unmasked = 0;  // blocks of keys that it visits; of which so many have no mask
+  int count = 0, unmasked = 0;  // key blocks that it visits; how many need no mask
   float q_scale_log2 = 0, scale_log2 = 0;  // with Q's scale; with Q's and K's scales
   const auto next_work_tile = [&] {
     q.advance();
@@ -372,7 +375,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // Softmax of one key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto softmax = [&](auto masked) {
     if constexpr (masked.value) {
-      // Read again, as variables would keep registers in the loop.
+      // Reread: variables would occupy registers in the loop.
       const WorkTile& work = smem.work[q.count % kWorkRing];
       apply_mask<Config>(s_acc, shape, work.kv_range, smem.n_block[kv.count % Config::kVisitRing],
                          work.row0 + work.seqlen_k - work.seqlen_q, work.last_key);
@@ -392,7 +395,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wgmma_wait<0>(o);
     consumer_release(smem.v_empty, kv.previous());
   };
-  const auto own_sums = [&] {  // this thread's place for O and the maximum of the chunks before
+  const auto own_sums = [&] {  // this thread's workspace for O and the max of previous chunks
     constexpr int kConsumers = Config::kThreads - kWarpgroup;
     return gSums + blockIdx.x * (kHeadDim / 8 + 1) * kConsumers + thread_index();
   };
@@ -434,9 +437,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   round_p_e4m3<kBlockN>(p, s);
   kv.advance();
   bool more = true;
-  int nth = 1;  // of the tile's blocks, the next one
+  int nth = 1;  // index of the next of the tile's blocks
   do {
-    // The blocks of this chunk: first those that all rows see, in the order of the list.
+    // The blocks of this chunk: the unmasked ones first, in list order.
     const int begin = (nth - 1) / kChunkBlocks * kChunkBlocks;
     const int end = min(count, begin + kChunkBlocks);
     for (; nth < min(unmasked, end); ++nth) process_kv_block(nth, std::false_type{});

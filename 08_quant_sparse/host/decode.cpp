@@ -1,5 +1,5 @@
-// The steps with a small cache: what each costs and refuses, and what it stores, so that it is
-// checked against the reference of just that.
+// The decode steps with a quantised cache: their cost model, what they refuse, and what they store.
+// The reference computes attention over exactly those stored values.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -46,7 +46,7 @@ int64_t kv_rows(const Problem& p) { return p.batch * p.kv_heads * p.seqlen_k; }
 int64_t padded_rows(const Problem& p) {
   return p.batch * p.kv_heads * ((p.seqlen_k + 1) / 2 * 2);
 }
-// Keys that some query sees, of all sequences; in whole tiles of `tile`.
+// Keys visible to any query, summed over sequences, each rounded up to a multiple of `tile`.
 double keys_of(const Problem& p, int64_t tile = 1) {
   double keys = 0;
   for (int64_t b = 0; b < p.batch; ++b) {
@@ -57,8 +57,8 @@ double keys_of(const Problem& p, int64_t tile = 1) {
   return keys;
 }
 
-// `kv` bytes of all keys and values with their scales come from HBM once, and through L2. A run of
-// tiles ends where it does: parts of the head that is cut there are written and read again.
+// `kv` bytes of keys, values and scales come from HBM once, and through L2. A work tile that ends
+// inside a head writes a partial result, which is read again.
 Cost cost_of_bytes(const Problem& p, double kv, int64_t mma_rows) {
   const double d = double(p.head_dim), q = double(rows_of(p)) * d * 2;
   const int64_t heads = row_blocks(p, mma_rows);
@@ -77,14 +77,15 @@ Cost cache_cost(const Problem& p, double token_bytes, int64_t mma_rows = kMmaRow
   return cost_of_bytes(p, keys_of(p) * double(p.kv_heads) * token_bytes, mma_rows);
 }
 
-constexpr int64_t kSwappedRows = 8;  // of an MMA's right operand
-// Keys of a block's tile: 16 of each warp.
+constexpr int64_t kSwappedRows = 8;  // columns of B of an MMA
+// Keys per tile of a block: 16 per warp.
 int64_t tile_keys(const Problem& p) { return p.head_dim == 256 ? 128 : 256; }
 EvenSplits even(const Problem& p, int64_t mma_rows) {
   return even_splits(p, mma_rows, tile_keys(p), kSms);
 }
 
-// Two parts a resident block, or as many as there are splits of --split-keys; counters; the cache.
+// Two partials per resident block, or as many as there are splits with --split-keys; counters; the
+// cache.
 std::vector<Workspace> workspaces(const Problem& p, int64_t code_bits,
                                   int64_t mma_rows = kMmaRows) {
   int64_t places = int64_t{kMaxRuns} * 2;
@@ -98,8 +99,7 @@ std::vector<Workspace> workspaces(const Problem& p, int64_t code_bits,
           {"descale", padded_rows(p) * 8, true}};
 }
 
-// Of d9: tokens in codes and in 16 bits, as far as some query sees them. q z of a group is a
-// product with 16 rows that are alike.
+// d9's visible tokens in codes and in fp16. q z of a group is a product with 16 equal rows.
 Cost groups_cost(const Problem& p) {
   const double d = double(p.head_dim);
   double coded = 0, newest = 0;
@@ -123,7 +123,7 @@ std::vector<Workspace> groups_workspaces(const Problem& p) {
   const int64_t rows = heads * groups::room_of(static_cast<int>(p.seqlen_k));
   for (Workspace& w : all) {
     if (w.name == "k8" || w.name == "v8") w.bytes = rows * p.head_dim / 2;
-    if (w.name == "descale") w.bytes = rows * 4;  // of values alone
+    if (w.name == "descale") w.bytes = rows * 4;  // of values only
   }
   const int64_t bytes = groups::group_bytes(static_cast<int>(p.head_dim));
   all.push_back({"groups", rows / groups::kGroup * bytes, true});
@@ -187,7 +187,7 @@ HostTensors cache_of_8_bits(const Problem& p, const HostTensors& inputs) {
   return stored;
 }
 
-// The kernel's arithmetic: scale and middle in bf16, codes of what these are.
+// The kernel's arithmetic: scale and middle are bf16, and the codes are relative to these.
 HostTensors cache_of_4_bits(const Problem& p, const HostTensors& inputs) {
   HostTensors stored = inputs;
   for (const char* name : {"k", "v"}) {
@@ -216,11 +216,11 @@ namespace {
 float power_of_two(float x, float smallest = 1e-10f) {
   return std::ldexp(1.0f, std::clamp(std::ilogb(std::max(x, smallest)), -126, 126));
 }
-// `x` over a power of 2 in fp16, and a sixteenth of it if that is what is stored.
+// `x` over a power of 2 in fp16, or a sixteenth of it if that is what is stored.
 float in_fp16(float x, float unit, float part = 1) {
   return round_to(DType::fp16, x * (1 / unit) * part) / part * unit;
 }
-// Channel `c` of the 32 keys of a group from `k` on, if a group's units are these.
+// Channel `c` of the 32 keys of the group that starts at `k`, with these units of the group.
 void round_channel(float* k, std::size_t d, float least, float width, float of_scales,
                    float of_zeros) {
   int exponent = 0;  // three significant bits, rounded up
@@ -252,7 +252,7 @@ void round_newest(float* x, std::size_t d, float part, float smallest) {
 }  // namespace
 
 HostTensors cache_of_groups(const Problem& p, const HostTensors& inputs) {
-  HostTensors stored = cache_of_4_bits(p, inputs);  // V, as far as it is codes
+  HostTensors stored = cache_of_4_bits(p, inputs);  // V, as far as it is encoded
   const auto d = static_cast<std::size_t>(p.head_dim);
   const auto room = static_cast<std::size_t>(p.seqlen_k);
   for (const char* name : {"k", "v"}) {
@@ -277,11 +277,11 @@ HostTensors cache_of_groups(const Problem& p, const HostTensors& inputs) {
 
 std::vector<Step> decode_steps() {
   Step int4 =
-      cache_step("d3_int4_kv", "a cache of four bits, a zero point for each key and value", "int4",
+      cache_step("d3_int4_kv", "int4 KV cache with zero points per key and value", "int4",
                  ATTN_LAUNCH(d3_int4_kv), ATTN_LAUNCH_OF(d3_int4_kv, prepare), cache_of_4_bits);
   int4.workspaces = [](const Problem& p) { return workspaces(p, 4); };
   int4.cost = [](const Problem& p) { return cache_cost(p, double(p.head_dim) + 8); };
-  // The same cache, with K and V on the left.
+  // The same cache, with K and V as the A operands.
   const auto swapped = [](Step step, int64_t code_bits) {
     step.workspaces = [=](const Problem& p) { return workspaces(p, code_bits, kSwappedRows); };
     step.cost = [=](const Problem& p) {
@@ -290,30 +290,30 @@ std::vector<Step> decode_steps() {
     return step;
   };
   Step groups =
-      cache_step("d9_kivi", "scales of K's channels, for 32 tokens; the newest in 16 bits", "int4",
+      cache_step("d9_kivi", "per-channel scales of K for 32 tokens; the newest in fp16", "int4",
                  ATTN_LAUNCH(d9_kivi), ATTN_LAUNCH_OF(d9_kivi, prepare), cache_of_groups);
   groups.workspaces = groups_workspaces;
   groups.cost = groups_cost;
   return {
-      cache_step("d1_int8_kv", "a cache of int8, a scale for each key and value", "int8",
+      cache_step("d1_int8_kv", "int8 KV cache, one scale per key and value", "int8",
                  ATTN_LAUNCH(d1_int8_kv), ATTN_LAUNCH_OF(d1_int8_kv, prepare), cache_of_8_bits),
-      cache_step("d2_fp8_kv", "a cache of e4m3, a scale for each key and value", "e4m3",
+      cache_step("d2_fp8_kv", "e4m3 KV cache, one scale per key and value", "e4m3",
                  ATTN_LAUNCH(d2_fp8_kv), ATTN_LAUNCH_OF(d2_fp8_kv, prepare), cache_of_8_bits),
       int4,
-      swapped(cache_step("d5_swap_ab", "K and V are the left operands: half the MMAs, and scores",
+      swapped(cache_step("d5_swap_ab", "K and V as the A operands: half the MMAs and scores",
                          "int4", ATTN_LAUNCH(d5_swap_ab), ATTN_LAUNCH_OF(d5_swap_ab, prepare),
                          cache_of_4_bits),
               4),
       swapped(
-          cache_step("d6_subnormal_operands", "codes are operands as they lie: denormal numbers",
+          cache_step("d6_subnormal_operands", "int4 codes used directly as fp16 subnormals",
                      "int4", ATTN_LAUNCH(d6_subnormal_operands),
                      ATTN_LAUNCH_OF(d6_subnormal_operands, prepare), cache_of_4_bits),
           4),
-      swapped(cache_step("d7_wide_tiles", "a warp has 32 keys at once", "int4",
+      swapped(cache_step("d7_wide_tiles", "32 keys per warp, two blocks per SM", "int4",
                          ATTN_LAUNCH(d7_wide_tiles), ATTN_LAUNCH_OF(d7_wide_tiles, prepare),
                          cache_of_4_bits),
               4),
-      swapped(cache_step("d8_int8_swap_ab", "the same for a cache of int8", "int8",
+      swapped(cache_step("d8_int8_swap_ab", "the same for an int8 cache", "int8",
                          ATTN_LAUNCH(d8_int8_swap_ab), ATTN_LAUNCH_OF(d8_int8_swap_ab, prepare),
                          cache_of_8_bits),
               8),

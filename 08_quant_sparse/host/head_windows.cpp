@@ -21,8 +21,8 @@ namespace {
 int64_t product(const Sides& s) { return s[0] * s[1] * s[2]; }
 std::string text_of(const Sides& s) { return fmt::format("{}", fmt::join(s, "x")); }
 
-// Attention of one query, in parts of a block of keys each: sums of exponentials, and of those
-// times values.
+// Attention of one query, split into key blocks: sums of exponentials, and of exponentials times
+// values.
 struct Parts {
   std::vector<double> sums;    // [blocks]
   std::vector<double> values;  // [blocks, d]
@@ -51,7 +51,7 @@ Parts parts_of(const Problem& p, const HostTensors& in, int64_t b, int64_t h, in
   return parts;
 }
 
-// O of those blocks that are open.
+// O over the visible blocks.
 template <class Open>
 std::vector<double> sum_of(const Parts& parts, std::size_t d, Open open) {
   double sum = 0;
@@ -101,7 +101,7 @@ std::vector<HeadWindow> search_windows(const Problem& p, const HostTensors& in,
   const int64_t block = product(s.tile), rows = (p.seqlen_q + s.every - 1) / s.every;
   std::vector<HeadWindow> found;
   for (int64_t h = 0; h < p.heads; ++h) {
-    // Of each row and window the distance to all, and the size of O.
+    // Per row and window: the distance from full attention, and the magnitude of O.
     std::vector<double> off(static_cast<std::size_t>(rows) * windows.size());
     std::vector<double> size(static_cast<std::size_t>(rows));
     parallel_for(rows, [&](int64_t r) {
@@ -147,7 +147,7 @@ int windows_command(const std::vector<std::string>& arguments) {
       sides[i] = parse_number<int64_t>(option, parts[i], 1, 1 << 20);
     return sides;
   };
-  CLI::App app("for each head of a field the smallest window of tiles that is near enough",
+  CLI::App app("for each head of a field, the smallest sliding tile window within an error bound",
                "08_quant_sparse --windows");
   app.set_help_flag("-h,--help", "this text");
   const auto value = [&](const std::string& name, const std::string& meaning, auto store) {
@@ -157,9 +157,9 @@ int windows_command(const std::vector<std::string>& arguments) {
   using Text = const std::string&;
   value("--canvas", "TxHxW, tokens (10x16x40)", [&](Text o, Text t) { s.canvas = sides_of(o, t); });
   value("--tile", "TxHxW, tokens (2x8x8)", [&](Text o, Text t) { s.tile = sides_of(o, t); });
-  value("--bound", "relative L1 that a window may lack (0.05)",
+  value("--bound", "relative L1 error bound of a window (0.05)",
         [&](Text o, Text t) { s.bound = parse_number<double>(o, t, 0, 1); });
-  value("--every", "N: every N-th query is looked at (16)",
+  value("--every", "N: evaluate every N-th query (16)",
         [&](Text o, Text t) { s.every = parse_number<int64_t>(o, t, 1, 1 << 20); });
   value("--heads", "(4)", [&](Text o, Text t) {
     p.heads = p.kv_heads = parse_number<int64_t>(o, t, 1, 1024);
@@ -189,7 +189,7 @@ int windows_command(const std::vector<std::string>& arguments) {
     fmt::print("{:>4}  {:<12} {:>7.1f}% {:>12.4f}\n", h, text_of(found[h].window),
                100 * found[h].density, found[h].error);
   const std::string option = mask_option(s, found);
-  read_mask(option.substr(std::string("--mask ").size()), p);  // as it will be read
+  read_mask(option.substr(std::string("--mask ").size()), p);  // in the form in which it is parsed
   fmt::print("--heads {} --seqlen {} {}\n", p.heads, p.seqlen_k, option);
   if (product(s.tile) % kSparseBlockM != 0)
     fmt::print("which no step takes: a tile has {} tokens, and must have a multiple of {}\n",

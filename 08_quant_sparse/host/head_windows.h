@@ -1,5 +1,5 @@
-// Head specialisation (Sliding Tile Attention, arXiv 2502.04507, section 3.3): for each head the
-// smallest window of tiles that its attention does not leave.
+// Window search (Sliding Tile Attention, arXiv 2502.04507, section 3.3): for each head the smallest
+// sliding tile window whose output is close enough to full attention.
 #pragma once
 
 #include <string>
@@ -10,35 +10,32 @@
 
 namespace attn {
 
-/// A canvas, tiles of it, and how much of O may be missing: the relative L1 distance to attention
-/// to all keys.
+/// A canvas, its tiles, and the error bound: the relative L1 distance of O from full attention.
 struct WindowSearch {
   Sides canvas, tile;
   double bound = 0.05;
-  int64_t every = 1;  ///< queries that are looked at: each so-manieth of a head
+  int64_t every = 1;  ///< evaluate every n-th query of a head
 };
 
-/// What is found for a head.
+/// The result for one head.
 struct HeadWindow {
   Sides window;    ///< in tokens
-  double density;  ///< of the tiles of S that are computed
-  double error;    ///< relative L1, of the queries that are looked at
+  double density;  ///< share of the tiles of S that are computed
+  double error;  ///< relative L1, over the evaluated queries
 };
 
-/// Sides of a window that `--mask sta:` takes: an odd number of tiles each, or all; the smallest
-/// first.
+/// The windows that `--mask sta:` accepts: an odd number of tiles per side, or all; smallest first.
 std::vector<Sides> windows_of(const WindowSearch&);
 
-/// For each query head of a problem the first of windows_of() whose error is at most the bound. All
-/// windows of a head are tried in one pass over its scores, since each is a sum of the same parts:
-/// those of single tiles.
+// / For each query head, the first of windows_of() whose error is within the bound. One pass over a
+// head's scores evaluates all windows, because each is a sum of the same per-tile parts.
 std::vector<HeadWindow> search_windows(const Problem&, const HostTensors& inputs,
                                        const WindowSearch&);
 
 /// The windows as an option: "--mask sta:CANVAS,TILE,WINDOW,...".
 std::string mask_option(const WindowSearch&, const std::vector<HeadWindow>&);
 
-/// `08_quant_sparse --windows`: the search on heads of a field (check/field.h), and its table.
+/// `08_quant_sparse --windows`: the search on heads of a field (check/field.h), printed as a table.
 int windows_command(const std::vector<std::string>& arguments);
 
 }  // namespace attn

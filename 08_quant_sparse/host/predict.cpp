@@ -1,5 +1,5 @@
-// The rule by which tiles of queries choose blocks of keys, on the host: written for itself, with a
-// sort, and sums in the order in which the kernels have them.
+// The block selection rule on the host. It is an independent implementation: it sorts, and adds in
+// the order of the kernels.
 #define ATTN_EMULATED
 #include "host/predict.h"
 
@@ -23,17 +23,17 @@ namespace {
 
 using ::emulated::hopper::KvBlockRange;
 
-constexpr double kKeptShare = 0.5, kLeastSimilarity = 0.1;  // without options
+constexpr double kKeptShare = 0.5, kLeastSimilarity = 0.1;  // defaults
 
 int64_t blocks_of(int64_t rows, int64_t block) { return (rows + block - 1) / block; }
 
-// A block of rows: their mean, and the mean cosine of all pairs; -1 where that is no number.
+// A block of rows: their mean, and the mean cosine over all pairs; -1 if that is NaN.
 struct Pool {
   std::vector<float> mean;
   float similarity = -1;
 };
 
-// Adds up neighbours, then pairs of neighbours ... as lanes do by shuffles.
+// Pairwise sum: neighbours first, then pairs of neighbours, as lanes do by shuffles.
 float tree_sum(std::vector<float> x) {
   for (std::size_t n = x.size(); n > 1; n /= 2)
     for (std::size_t i = 0; i < n / 2; ++i) x[i] = x[2 * i] + x[2 * i + 1];
@@ -90,13 +90,13 @@ std::vector<Pool> pools(const HostTensor& t, int64_t batch, int64_t heads, int64
   return all;
 }
 
-// Q or K by which blocks are chosen: of a step that quantises what was given to it.
+// Q or K as the choice uses it: the original inputs of a step that quantises.
 const HostTensor& given(const HostTensors& inputs, const std::string& name) {
   const auto found = inputs.find(name + "_given");
   return found == inputs.end() ? inputs.at(name) : found->second;
 }
 
-// Which of [begin, end) are kept, given their scores; NaN: those that no mean stands for.
+// Which blocks of [begin, end) are kept, given their scores; NaN: no representative mean.
 std::vector<bool> kept(const PredictRule& rule, const std::vector<float>& scores, float scale) {
   std::vector<float> ranked;
   for (const float s : scores)
@@ -108,7 +108,7 @@ std::vector<bool> kept(const PredictRule& rule, const std::vector<float>& scores
     worth.push_back(rule.by_mass ? weight_of((s - ranked[0]) * scale) : 1);
     of_all += worth.back();
   }
-  // The least score that is still needed; equal ones are kept with it.
+  // The lowest score that is still needed; equal scores are kept with it.
   float least = ranked.empty() ? 0 : ranked[0];
   const unsigned enough = needed(rule, of_all);
   for (std::size_t n = 0, sum = 0; n < ranked.size() && sum < enough; ++n)
@@ -123,9 +123,9 @@ double option(const Problem& p, const char* name, double otherwise) {
   return given == p.own.end() ? otherwise : given->second.at(0);
 }
 
-// Where P V of tiles is skipped, each row of O may lack the keys whose P is below the threshold: a
-// tile is skipped only where all of its P are, beside the maximum so far, which is none larger than
-// that of the row. The denominator has them, so lse lacks nothing.
+// If P V of tiles is skipped, each row of O may lack the keys whose P is below the threshold. A
+// tile is skipped only if all of its P is below, relative to the running max, which is at most the
+// row's final max. The denominator includes them, so lse is exact.
 void allow_skipped(const Problem& p, const HostTensors& in, double threshold, Expected& o) {
   const auto d = static_cast<std::size_t>(p.head_dim);
   parallel_for(static_cast<int64_t>(o.rows.size()), [&](int64_t r) {
@@ -144,7 +144,7 @@ void allow_skipped(const Problem& p, const HostTensors& in, double threshold, Ex
     });
     if (scores.empty()) return;
     const double most = *std::ranges::max_element(scores);
-    // Scores in float32 are off by this.
+    // Error bound of the fp32 scores.
     const double below = most - threshold + 0.01 + 1e-5 * std::abs(most);
     double sum = 0, lacks2 = 0;
     std::vector<double> lacks(d);
@@ -189,7 +189,7 @@ std::vector<double> read_order(const std::string& text) {
   throw InputError(fmt::format("--order {}: must be rows, hilbert or random", text));
 }
 
-// "choice: visited 33.3 % of blocks": of the tokens as they are, and in an order of their own.
+// "choice: visited 33.3 % of blocks": in the given token order, and in the order of --order.
 std::string choice(const Problem& p, const HostTensors& inputs) {
   std::string text = "choice: visited " + share_of_blocks(p, inputs) + " of " +
                      (p.masked() ? "the blocks that causal and window leave" : "blocks");
@@ -246,7 +246,7 @@ std::shared_ptr<const BlockMask> chosen_blocks(const Problem& p, const HostTenso
       const int64_t shift = p.seqlen_k - p.seqlen_q, row0 = m * kSparseBlockM;
       const int64_t last = std::min(p.seqlen_q, row0 + kSparseBlockM) - 1;
       for (int64_t n = seen.begin; n < seen.end; ++n) {
-        // A block at the place of some query of the tile.
+        // Whether the block contains the position of a query of the tile.
         const bool diagonal = n * block_n <= last + shift && (n + 1) * block_n > row0 + shift;
         open[static_cast<std::size_t>((bh * m_blocks + m) * n_blocks + n)] =
             keep[static_cast<std::size_t>(n - seen.begin)] || (rule.sink && n == 0) ||
@@ -275,7 +275,7 @@ const Operation& predict() {
       .inputs = attention_inputs,
       .saved = forward().saved,
       .outputs = forward().outputs,
-      .flop = forward().flop,  // as if all blocks were seen: a step that skips has a higher rate
+      .flop = forward().flop,  // as if all blocks were visited: a step that skips has a higher rate
       .reference =
           [](const Problem& p, const HostTensors& inputs, Selection selection) {
             Problem chosen = p;
@@ -284,7 +284,7 @@ const Operation& predict() {
             const double threshold = rule_of(p).skip_below;
             for (Expected& e : expected)
               if (threshold > 0 && e.spec.name == "o") allow_skipped(chosen, inputs, threshold, e);
-            // Where inputs are in an order of their own, rows of O and lse are not.
+            // If the inputs are reordered, the rows of O and lse are not.
             if (const auto order = inputs.find("token_order"); order != inputs.end())
               for (Expected& e : expected)
                 for (Expected::Row& row : e.rows)
@@ -293,40 +293,39 @@ const Operation& predict() {
           },
       .own = {{.name = "keep",
                .lacking = "choice of blocks",
-               .help = fmt::format("the share of the blocks that a tile of queries keeps ({})",
+               .help = fmt::format("top-k: the share of the blocks that a query tile keeps ({})",
                                    kKeptShare),
                .kind = Kind::number,
                .most = 1},
               {.name = "keep_mass",
                .lacking = "choice of blocks by probability",
                .help =
-                   "in its place: as many blocks as have this share of the probability, predicted",
+                   "instead, top-p: as many blocks as have this share of the predicted probability",
                .kind = Kind::number,
                .most = 1},
               {.name = "similarity",
                .lacking = "least similarity",
                .help = fmt::format(
-                   "mean cosine of a block's rows from which on their mean stands for them ({})",
+                   "least mean cosine of a block's rows for its mean to represent them ({})",
                    kLeastSimilarity),
                .kind = Kind::number,
                .most = 1},
               {.name = "keep_sink",
                .lacking = "sink",
-               .help = "the first block of keys is always kept"},
+               .help = "always keep the first key block"},
               {.name = "keep_diagonal",
                .lacking = "diagonal",
-               .help = "and the blocks at the queries' own places"},
+               .help = "always keep the blocks on the diagonal"},
               {.name = "skip_below",
-               .lacking = "P V that is skipped",
+               .lacking = "skipped P V",
                .help =
-                   "P V of a tile is skipped where all of P is below 2^-N of the running maximum's",
+                   "skip P V of a tile if all of P is below 2^-N, relative to the running max",
                .kind = Kind::number,
                .least = 1,
                .most = 126},
               {.name = "order",
-               .lacking = "order of tokens of its own",
-               .help = "rows, hilbert or random: the order into which tokens of a field are put "
-                       "(hilbert)",
+               .lacking = "token order of its own",
+               .help = "rows, hilbert or random: the order of a field's tokens (hilbert)",
                .kind = Kind::list,
                .read = read_order}},
       .complete =

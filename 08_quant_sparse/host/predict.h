@@ -1,5 +1,5 @@
-// Attention to blocks of keys that each tile of queries chooses itself: the operation, whose rule
-// is a part of the problem, and the steps.
+// Attention over the key blocks that each query tile chooses itself: the operation, whose rule is
+// part of the problem, and its steps.
 #pragma once
 
 #include <memory>
@@ -13,19 +13,19 @@ namespace attn {
 
 struct Operation;
 
-/// What the rule makes of inputs: `block_mask` [B, Hq, tiles of queries, blocks of keys], for keys
-/// that causal and window leave. Where inputs are what a step of 8 bits multiplies, `q_given` and
-/// `k_given` are beside them: it chooses by those.
+// / The rule applied to inputs: `block_mask` [B, Hq, query tiles, key blocks], for the keys that
+// causal and window leave. If the inputs are the quantised values of a step, `q_given` and
+// `k_given` accompany them: the choice uses the originals.
 std::shared_ptr<const BlockMask> chosen_blocks(const Problem&, const HostTensors& inputs);
 
-/// The mean similarity of the blocks of Q, and of K.
+/// The mean self-similarity of the blocks of Q, and of K.
 struct Similarity {
   double q = 0, k = 0;
 };
 Similarity mean_similarity(const Problem&, const HostTensors& inputs);
 
-/// As forward, of the blocks that the rule chooses. How far that is from attention to all keys is
-/// said beside it.
+// / As forward, over the blocks that the rule chooses. The distance from attention over all keys is
+// printed as well.
 const Operation& predict();
 
 /// Its steps.

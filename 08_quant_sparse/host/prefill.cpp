@@ -1,4 +1,4 @@
-// The steps that quantise: what each costs, refuses and needs.
+// The prefill steps that quantise: their cost models, what they refuse, what they allocate.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -30,12 +30,12 @@ int64_t tiles_of(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 double elements_q(const Problem& p) { return double(heads_q(p) * p.seqlen_q * p.head_dim); }
 double elements_k(const Problem& p) { return double(heads_k(p) * p.seqlen_k * p.head_dim); }
 
-// Q and K of a byte, V of two: what HBM gives once, and what passes between L2 and the SMs.
+// 1-byte Q and K, 2-byte V: HBM traffic, and traffic between L2 and the SMs.
 Phase attention_phase(const Problem& p, const Tiling& t) {
   const double heads = double(heads_q(p)), d = double(p.head_dim);
   const double q_rows = heads * double(p.seqlen_q), pairs = heads * visits(p, t);
   Phase phase{.name = "attention"};
-  // A warp may skip a block of keys for its own rows, which come from L2 all the same.
+  // A warp may skip a key block for its own rows, but the block comes from L2 all the same.
   Tiling computed = t;
   if (t.rows_together > 0) computed.block_m = t.rows_together;
   phase.exp = heads * visits(p, computed) * double(computed.block_m * t.block_n);
@@ -61,7 +61,7 @@ std::optional<std::string> refuse(const Problem& p, Launch launch) {
   return std::nullopt;
 }
 
-// Codes, and `q_groups` and `k_groups` scales a tile.
+// Codes, and `q_groups` and `k_groups` scales per tile.
 std::vector<Workspace> int8_workspaces(const Problem& p, int64_t q_groups, int64_t k_groups) {
   return {{"tile_counter", 4, true},
           {"q8", heads_q(p) * p.seqlen_q * p.head_dim},
@@ -90,7 +90,7 @@ Step int8_step(std::string name, std::string idea, Launch launch,
   };
 }
 
-// With the mean of K taken off: one more phase, and lse's correction.
+// With smooth K: one more phase, and the correction of lse.
 Step smooth_step(std::string name, std::string idea, Launch launch,
                  HostTensors (*logical)(const Problem&, const HostTensors&), int64_t q_groups,
                  int64_t k_groups) {
@@ -110,7 +110,7 @@ Step smooth_step(std::string name, std::string idea, Launch launch,
   return step;
 }
 
-// For GPUs without wgmma: a block a tile of queries, whose number needs no counter.
+// For GPUs without wgmma: one block per query tile, without a tile counter.
 Step mma_step(std::string name, std::string idea, Launch launch) {
   Step step = smooth_step(std::move(name), std::move(idea), launch, smoothed_threads, 64, 4);
   step.needs = kAmpere;
@@ -125,15 +125,14 @@ Step mma_step(std::string name, std::string idea, Launch launch) {
 
 }  // namespace
 
-// Of each thread that computes, two a row, d / 8 float4 of O and one of the maximum, in q8 with l.
+// Per computing thread (two per row): d / 8 float4 of O, one float4 of the max and, in q8, of l.
 Workspace chunk_sums(const Problem& p, int64_t rows) {
   const int64_t tiles = heads_q(p) * ((p.seqlen_q + rows - 1) / rows);
   const int64_t sms = gpu_info().available ? gpu_info().num_sms : 132;
   return {"sums", std::min(tiles, sms) * (p.head_dim / 8 + 1) * 2 * rows * 16};
 }
 
-// And with P and V in e4m3: V's scales and transposition, which take no more than two readings of
-// V.
+// And with FP8 P V: scales and transposition of V, which read V twice at most.
 Step fp8_pv_step(std::string name, std::string idea, Launch launch) {
   Step step = smooth_step(std::move(name), std::move(idea), launch, fp8_pv, 64, 4);
   step.takes = {"e4m3"};
@@ -169,8 +168,8 @@ Step fp8_pv_step(std::string name, std::string idea, Launch launch) {
 
 namespace {
 
-// And with a vector over the keys for each tile of Q: Q's sums, a phase that reads K for up to 16
-// tiles at a time, and the vectors, written and read once.
+// And with smooth Q, one vector over the keys per tile of Q: the sums of Q, a phase that reads K
+// for up to 16 tiles at a time, and the vectors, written and read once.
 Step smooth_q_step(std::string name, std::string idea, Launch launch,
                    HostTensors (*logical)(const Problem&, const HostTensors&)) {
   Step step = fp8_pv_step(std::move(name), std::move(idea), launch);
@@ -198,9 +197,9 @@ Step smooth_q_step(std::string name, std::string idea, Launch launch,
   return step;
 }
 
-// And with V less its mean, by chunks: the means and scales, and what each block that runs leaves
-// of O, l and the maximum for its next chunk. V is read twice, as before; in L2 all chunks of a
-// tile but its first cost a write and a read of O.
+// And with smooth V, per chunk: means and scales, and the workspace in which each running block
+// keeps O, l and the max between chunks. V is read twice, as before. In L2, every chunk of a tile
+// but its first costs a write and a read of O.
 int64_t chunks_of(const Problem& p) { return (p.seqlen_k + kChunkKeys - 1) / kChunkKeys; }
 Step chunks_step(std::string name, std::string idea, Launch launch) {
   Step step = fp8_pv_step(std::move(name), std::move(idea), launch);
@@ -229,23 +228,23 @@ Step chunks_step(std::string name, std::string idea, Launch launch) {
 
 std::vector<Step> prefill_steps() {
   return {
-      int8_step("q1_int8_qk", "Q K^T in int8, a scale for each tile of 128 rows",
+      int8_step("q1_int8_qk", "INT8 Q K^T, one scale per tile of 128 rows",
                 ATTN_LAUNCH(q1_int8_qk), int8_blocks),
-      smooth_step("q2_smooth_k", "smooth K: its mean over the keys is subtracted",
+      smooth_step("q2_smooth_k", "smooth K: subtract the mean over the tokens",
                   ATTN_LAUNCH(q2_smooth_k), smoothed_blocks, 1, 1),
-      smooth_step("q3_per_thread", "scales of two rows of Q and of 32 keys, where they lie",
+      smooth_step("q3_per_thread", "per-thread scales: 2 rows of Q, 32 keys",
                   ATTN_LAUNCH(q3_per_thread), smoothed_threads, 64, 4),
-      fp8_pv_step("q4_fp8_pv", "P and V in e4m3, V with a scale a channel", ATTN_LAUNCH(q4_fp8_pv)),
+      fp8_pv_step("q4_fp8_pv", "FP8 P V, one scale per channel of V", ATTN_LAUNCH(q4_fp8_pv)),
       fp8_pv_step("q5_fewer_instructions",
-                  "sums that are floats as they are, O rescaled where P V is added",
+                  "accumulators reinterpreted as floats; O rescaled as P V is added",
                   ATTN_LAUNCH(q5_fewer_instructions)),
-      smooth_q_step("q6_smooth_q", "smooth Q: the mean per tile is subtracted",
+      smooth_q_step("q6_smooth_q", "smooth Q: subtract the mean per query tile",
                     ATTN_LAUNCH(q6_smooth_q), smoothed_q),
-      smooth_q_step("q7_int4_qk", "Q and K of four bits: what they cost, and no time",
+      smooth_q_step("q7_int4_qk", "4-bit Q and K: accuracy only, no speedup",
                     ATTN_LAUNCH(q7_int4_qk), smoothed_q_int4),
-      chunks_step("q8_tuned", "P V of 4096 keys summed in the tensor core, V less its mean",
+      chunks_step("q8_tuned", "smooth V: accumulate 4096 keys in the tensor core",
                   ATTN_LAUNCH(q8_tuned)),
-      mma_step("q9_mma_sync", "the scores of q3 by mma.sync, P V in 16 bits: 04's loop",
+      mma_step("q9_mma_sync", "q3's scores with mma.sync, P V in bf16: 04's loop",
                ATTN_LAUNCH(q9_mma_sync))};
 }
 

@@ -1,5 +1,5 @@
-// What the steps that quantise store, as numbers: rounded as their kernels do it, sums in the order
-// of the kernels, so that the reference is right attention to just that.
+// The values that the quantising steps store, decoded. Rounding and summation order are those of
+// the kernels, so the reference computes exact attention over exactly these values.
 #include <algorithm>
 #include <cmath>
 
@@ -21,9 +21,9 @@ int one_group(int64_t) { return 0; }
 int thread_group_q(int64_t row) { return static_cast<int>(row / 16 * 8 + row % 8); }
 int thread_group_k(int64_t key) { return static_cast<int>(key % 8 / 2); }
 
-// Rounds each tile of 128 rows of each head to int8, each group of its rows with the scale of their
-// largest number, whose code is `most_code`. The kernel's arithmetic: a product, rounded to a whole
-// number, times the descale.
+// Rounds each tile of 128 rows of each head to int8. Each group of rows has the scale of its
+// absolute maximum, whose code is `most_code`. The kernel's arithmetic: a product, rounded to an
+// integer, times the descale.
 void round_to_int8(const Problem& p, HostTensor& t, GroupOf group_of, float most_code = 127) {
   t.spec.dtype = DType::fp32;
   const int64_t rows = t.spec.shape[2], d = p.head_dim;
@@ -48,7 +48,7 @@ void round_to_int8(const Problem& p, HostTensor& t, GroupOf group_of, float most
     }
 }
 
-// The mean of K of a head over its keys, in the order in which the kernels add up.
+// The mean of K of a head over its keys, in the kernels' summation order.
 std::vector<float> mean_of_keys(const float* k, int64_t keys, int64_t d) {
   const int64_t of_part = mean_part_keys(keys), at_once = 256 / (d / 8);
   std::vector<float> mean(static_cast<std::size_t>(d));
@@ -69,8 +69,8 @@ std::vector<float> mean_of_keys(const float* k, int64_t keys, int64_t d) {
   return mean;
 }
 
-// The mean of a column of a head over its keys, in the order of two_readings.h: `add` adds to a sum
-// that of a block's rows, of which there are `count`.
+// The mean of a column of a head over its keys, in the order of two_readings.h. `add` adds a
+// block's sum, over `count` rows.
 template <class Add>
 float mean_of_blocks(const float* x, int64_t keys, int64_t d, Add add) {
   const int64_t block = sparse_block_n(d);
@@ -91,7 +91,7 @@ float mean_of_blocks(const float* x, int64_t keys, int64_t d, Add add) {
   }
   return all / static_cast<float>(keys);
 }
-// The mean of K, of means of its blocks.
+// The mean of K, from the means of its blocks.
 std::vector<float> mean_of_means(const float* k, int64_t keys, int64_t d) {
   std::vector<float> mean;
   for (int64_t c = 0; c < d; ++c)
@@ -101,7 +101,7 @@ std::vector<float> mean_of_means(const float* k, int64_t keys, int64_t d) {
   return mean;
 }
 
-// Rounds Q and K, K less its mean, which it has again afterwards: so that lse is to have it.
+// Rounds Q and K, with smooth K. The mean is added back afterwards, so that lse includes it.
 HostTensors smoothed(const Problem& p, const HostTensors& inputs, GroupOf of_q, GroupOf of_k,
                      float most_code = 127, decltype(&mean_of_keys) mean_of = mean_of_keys) {
   HostTensors stored = inputs;
@@ -124,7 +124,7 @@ HostTensors smoothed(const Problem& p, const HostTensors& inputs, GroupOf of_q, 
   return stored;
 }
 
-// The mean of each tile of Q, in the order in which the kernels add up; and Q less that.
+// The mean of each tile of Q, in the kernels' summation order; and Q minus that mean.
 HostTensor take_off_tile_means(const Problem& p, HostTensor& q) {
   HostTensor means = q;
   const int64_t rows = p.seqlen_q, d = p.head_dim;
@@ -143,8 +143,9 @@ HostTensor take_off_tile_means(const Problem& p, HostTensor& q) {
   return means;
 }
 
-// The columns of `a`, then those of `b`: a product with such another one is the sum of two.
-HostTensor beside(const HostTensor& a, const HostTensor& b) {
+// The columns of `a`, then those of `b`: a product with another such matrix is the sum of two
+// products.
+HostTensor concatenate_columns(const HostTensor& a, const HostTensor& b) {
   HostTensor both{a.spec, {}};
   const auto d = static_cast<std::size_t>(a.spec.columns());
   both.spec.shape[3] *= 2;
@@ -155,7 +156,7 @@ HostTensor beside(const HostTensor& a, const HostTensor& b) {
   return both;
 }
 
-// Rounds V to e4m3, each column of each head with the scale of its largest number.
+// Rounds V to e4m3, each channel of each head with the scale of its absolute maximum.
 void round_channels(const Problem& p, HostTensor& v) {
   v.spec.dtype = DType::fp32;
   const int64_t keys = p.seqlen_k, d = p.head_dim;
@@ -170,8 +171,8 @@ void round_channels(const Problem& p, HostTensor& v) {
     }
 }
 
-// Rounds `count` numbers of a column of V to e4m3 less their mean, with a scale, which both they
-// have again afterwards.
+// Rounds `count` elements of a column of V, minus their mean, to e4m3, then applies scale and mean
+// again.
 void round_about(float mean, float* x, int64_t count, int64_t d) {
   float low = x[0], high = x[0];
   for (int64_t j = 0; j < count; ++j)
@@ -181,8 +182,8 @@ void round_about(float mean, float* x, int64_t count, int64_t d) {
     x[j * d] = mean + round_to(DType::e4m3, (x[j * d] - mean) * (1 / descale)) * descale;
 }
 
-// Rounds V to e4m3 less its mean, each column of a chunk of keys with its own mean and scale: the
-// mean that it has again afterwards, in the order in which chunks_kernel adds up.
+// Rounds V to e4m3 with smooth V: each channel of a chunk of keys has its own mean and scale. The
+// mean is added back afterwards, in the summation order of chunks_kernel.
 void round_chunks(const Problem& p, HostTensor& v) {
   v.spec.dtype = DType::fp32;
   constexpr int64_t kRowsPerPass = 32;
@@ -202,7 +203,7 @@ void round_chunks(const Problem& p, HostTensor& v) {
       }
 }
 
-// The same with a mean and a scale of all keys of a head.
+// The same with one mean and scale for all keys of a head.
 void round_heads(const Problem& p, HostTensor& v) {
   v.spec.dtype = DType::fp32;
   const int64_t keys = p.seqlen_k, d = p.head_dim;
@@ -215,15 +216,16 @@ void round_heads(const Problem& p, HostTensor& v) {
     }
 }
 
-// S = codes . codes + mean . (k - mean of K), and lse has what is left of q . k. So a query is its
-// codes and its tile's mean, side by side, a key its codes with their mean, and what it was.
+// S = codes . codes + mean . (k - mean of K), and the rest of q . k goes into lse. So a query is
+// its codes followed by its tile's mean; a key is its codes plus their mean, followed by the
+// original key.
 HostTensors with_smooth_q(const Problem& p, const HostTensors& inputs, float most_code) {
   HostTensors less = inputs;
   const HostTensor means = take_off_tile_means(p, less.at("q"));
   HostTensors stored = smoothed(p, less, thread_group_q, thread_group_k, most_code);
   round_channels(p, stored.at("v"));
-  stored.at("q") = beside(stored.at("q"), means);
-  stored.at("k") = beside(stored.at("k"), inputs.at("k"));
+  stored.at("q") = concatenate_columns(stored.at("q"), means);
+  stored.at("k") = concatenate_columns(stored.at("k"), inputs.at("k"));
   return stored;
 }
 

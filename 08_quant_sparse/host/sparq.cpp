@@ -1,5 +1,5 @@
-// d4_sparq: its operation, whose reference chooses tokens as the step does, and its row of the
-// table.
+// d4_sparq: its operation, whose reference chooses tokens as the step does, and its entry in the
+// step table.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace attn {
 namespace sparq {
 namespace {
 
-// A K/V head of a sequence: its queries, keys and values.
+// A KV head of a sequence: its queries, keys and values.
 struct Head {
   const Problem& p;  // of the sequence
   const HostTensors& in;
@@ -43,7 +43,7 @@ Chosen chosen_of(const Problem& p, const HostTensors& in, int64_t b, int64_t hkv
   const auto d = static_cast<std::size_t>(p.head_dim), group = static_cast<std::size_t>(p.group());
   const auto keys = static_cast<std::size_t>(p.seqlen_k);
   Chosen result;
-  // Of equal columns the first; sort is stable.
+  // Among equal columns the first; the sort is stable.
   std::vector<float> sums(d);
   for (std::size_t h = 0; h < group; ++h)
     for (std::size_t c = 0; c < d; ++c) sums[c] += std::abs(head.q(static_cast<int64_t>(h))[c]);
@@ -104,7 +104,7 @@ Chosen chosen_of(const Problem& p, const HostTensors& in, int64_t b, int64_t hkv
 
 namespace {
 
-// o and lse of one K/V head: exact attention to the chosen tokens, then the mean of V.
+// o and lse of one KV head: exact attention to the chosen tokens, then the mean of V.
 std::vector<Expected> reference_of(const Problem& p, const HostTensors& in, int64_t b,
                                    int64_t hkv) {
   const Head head{p, in, b, hkv};
@@ -220,11 +220,11 @@ const Operation& operation() {
     Operation op = decode();
     op.name = "sparq";
     op.reference = reference;
-    op.own = {number("top_columns", "r: columns of K that guess the scores (default 32)", 32, 256),
+    op.own = {number("top_columns", "r: columns of K for the estimate (default 32)", 32, 256),
               number("top_keys", "k: tokens that are read (default 128)", 128, 1 << 20),
-              number("newest_keys", "l: of these so many are the newest ones (default k / 4)", 0,
+              number("newest_keys", "l: how many of them are the newest ones (default k / 4)", 0,
                      1 << 20)};
-    op.complete = [](Problem& p, const std::set<std::string>&) {  // so that it is said
+    op.complete = [](Problem& p, const std::set<std::string>&) {  // so that it is printed
       p.own["newest_keys"] = {double(choice_of(p).newest)};
     };
     op.useful_bytes = [](const Problem& p) {
@@ -245,7 +245,7 @@ Step sparq_step() {
   return {
       .name = "d4_sparq",
       .operation = &operation(),
-      .idea = "tokens are chosen by a part of each key; only these are read",
+      .idea = "tokens are chosen by part of each key; only these are read",
       .support = "GQA; --top-columns, --top-keys, --newest-keys",
       .limits = {.dtypes = {DType::bf16}, .head_dims = {64, 128, 256}, .most_queries = 1,
                  .most_keys = (1 << 21) - 1},
@@ -267,8 +267,7 @@ Step sparq_step() {
       .prepare = ATTN_LAUNCH_OF(d4_sparq, prepare),
       .needs = kAmpere,
       .takes = {"seqused"},
-      // What it was given; said, so that the distance from attention to all tokens is printed
-      // beside the check.
+      // The original inputs. Returned so that the distance from attention to all tokens is printed.
       .logical = [](const Problem&, const HostTensors& inputs) { return inputs; },
   };
 }

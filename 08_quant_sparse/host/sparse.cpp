@@ -1,4 +1,4 @@
-// The steps that skip: what each costs and refuses.
+// The block-sparse steps: their cost models and what they refuse.
 #include "host/sparse_steps.h"
 
 #include <fmt/format.h>
@@ -55,21 +55,21 @@ Reason refuse_all(const Problem& p) {
 Reason refuse_blocks(const Problem& p) {
   const int64_t block_n = sparse_block_n(p.head_dim);
   const BlockMask* const mask = blocks_of(p);
-  if (p.mask && mask == nullptr) return "this step has no masks but those of blocks";
+  if (p.mask && mask == nullptr) return "this step has no masks but block masks";
   if (mask != nullptr && (mask->block_m() % kSparseBlockM != 0 || mask->block_n() % block_n != 0))
     return fmt::format("blocks of {} x {}: must be multiples of {} queries and {} keys",
                        mask->block_m(), mask->block_n(), kSparseBlockM, block_n);
   return refuse_all(p);
 }
 Reason refuse_columns(const Problem& p) {
-  if (columns_of(p) == nullptr) return "this step has masks of columns, and needs one";
+  if (columns_of(p) == nullptr) return "this step needs a mask of column intervals";
   return refuse_all(p);
 }
 
 Reason refuse_windows(const Problem& p) {
   if (tiles_of_canvas(p) == nullptr)
-    return "this step has windows of tiles (--mask sta:), and needs one";
-  if (p.masked()) return "this step has no causal mask and no window beside those of tiles";
+    return "this step needs sliding tile windows (--mask sta:)";
+  if (p.masked()) return "this step has no causal mask and no window but sliding tile windows";
   return refuse_blocks(p);
 }
 
@@ -94,7 +94,7 @@ Step sparse_step(std::string name, std::string idea, Reason (*refuses)(const Pro
   };
 }
 
-// Lists are made on the device, by kernels of their own.
+// The lists are made on the device, by kernels of their own.
 Step with_columns(std::string name, std::string idea, Launch launch) {
   Step step = sparse_step(std::move(name), std::move(idea), refuse_columns, launch);
   step.support += "columns";
@@ -137,23 +137,23 @@ Reason refuse_predicted(const Problem& p) {
   return std::nullopt;
 }
 
-// The cost has the share of blocks that --keep says where inputs are a field; blocks of text, which
-// are always seen, come on top of it. Of other inputs no mean stands for rows, and what a share of
-// the probability is of blocks, no model says: then it has all.
+// For a field the cost model takes the share of blocks that --keep gives, plus the blocks of text,
+// which are always visited. For other inputs block means are not representative, and no model
+// predicts --keep-mass: then it counts all blocks.
 double kept_share(const Problem& p) {
   const PredictRule rule = rule_of(p);
   return rule.by_mass || !has_field(p) ? 1 : double(rule.amount);
 }
 
-// The lists that a launch chose, as `--mask block:` takes them: block_mask [B, Hq, tiles of
-// queries, blocks of keys].
+// The lists that a launch chose, in the form of `--mask block:`: block_mask [B, Hq, query tiles,
+// key blocks].
 HostTensors chosen_by_launch(const Problem& p, const ReadWorkspace& read) {
   const std::vector<int32_t> visits = read("visits"), visited = read("visited");
   const int64_t tiles = tiles_of_queries(p),
                 n_blocks = tiles_of(p.seqlen_k, sparse_block_n(p.head_dim));
   HostTensor mask = zeros({"block_mask", {p.batch, p.heads, tiles, n_blocks}, DType::int8});
   for (int64_t tile = 0; tile < p.batch * p.heads * tiles; ++tile) {
-    const int32_t* const list = visits.data() + 3 * tile;  // struct Visits: first, masked, end
+    const int32_t* const list = visits.data() + 3 * tile;  // struct BlockList: first, masked, end
     for (int32_t at = list[0]; at < list[2]; ++at)
       mask.data[static_cast<std::size_t>(tile * n_blocks + visited[static_cast<std::size_t>(at)])] =
           1;
@@ -163,7 +163,7 @@ HostTensors chosen_by_launch(const Problem& p, const ReadWorkspace& read) {
   return choices;
 }
 
-// Lists by prediction.
+// Predicted lists.
 Step predict_step(std::string name, std::string idea, Launch launch) {
   Step step = sparse_step(std::move(name), std::move(idea), refuse_predicted, launch);
   step.operation = &predict();
@@ -198,8 +198,8 @@ Step predict_step(std::string name, std::string idea, Launch launch) {
     return cost;
   };
   step.choices = chosen_by_launch;
-  // What it multiplies is what it was given; said, so that the distance to attention to all keys is
-  // printed beside the check.
+  // The step multiplies the original inputs. Returned so that the distance from attention over all
+  // keys is printed.
   step.logical = [](const Problem&, const HostTensors& inputs) { return inputs; };
   return step;
 }
@@ -213,17 +213,16 @@ HostTensors order_tensor(const Problem& p) {
   return tensors;
 }
 
-// Lists by prediction, of tokens in an order that the host makes: copies of Q, K and V.
+// Predicted lists, of tokens in an order that the host makes: copies of Q, K and V.
 Step ordered_step(std::string name, std::string idea, Launch launch) {
   Step step = predict_step(std::move(name), std::move(idea), launch);
   step.support = "the canvas of --inputs field:, and text; GQA; no causal mask, no window";
   step.takes.push_back("order");
   step.refuses = [](const Problem& p) -> Reason {
     if (!has_field(p))
-      return "this step puts the tokens of a canvas in order, and needs --inputs field:TxHxW";
+      return "this step reorders the tokens of a canvas, and needs --inputs field:TxHxW";
     if (p.masked())
-      return "this step has no causal mask and no window: they are of tokens in the order in which "
-             "they are given";
+      return "this step has no causal mask and no window: they refer to the original token order";
     if (p.seqlen_q != p.seqlen_k)
       return fmt::format("{} queries and {} keys: this step has one order for both", p.seqlen_q,
                          p.seqlen_k);
@@ -249,7 +248,7 @@ Step ordered_step(std::string name, std::string idea, Launch launch) {
     cost.insert(cost.begin(), {.name = "order", .hbm_read = bytes, .hbm_write = bytes});
     return cost;
   };
-  // What it chooses of, and multiplies; and where rows of O are (predict().reference).
+  // What the step chooses from and multiplies; and the original rows of O (predict().reference).
   step.logical = [](const Problem& p, const HostTensors& inputs) {
     HostTensors ordered = in_order(p, inputs, order_of(p));
     ordered.merge(order_tensor(p));
@@ -258,7 +257,7 @@ Step ordered_step(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
-// Lists by prediction, and the passes, operands and scales of a step of 8 bits.
+// Predicted lists, and the passes, operands and scales of an INT8 / FP8 step.
 Step predict_8_bits_step(std::string name, std::string idea, Launch launch) {
   const Step eight = fp8_pv_step(name, idea, launch);
   Step step = predict_step(std::move(name), std::move(idea), launch);
@@ -272,7 +271,7 @@ Step predict_8_bits_step(std::string name, std::string idea, Launch launch) {
     std::vector<Workspace> all = of_eight(p);
     for (Workspace& w : of_lists(p)) {
       if (w.name == "tile_counter") continue;
-      if (w.name == "k_mean") w.name = "k_means";  // of blocks; k_mean is that of all keys
+      if (w.name == "k_mean") w.name = "k_means";  // block means; k_mean is that of all keys
       all.push_back(std::move(w));
     }
     return all;
@@ -288,7 +287,7 @@ Step predict_8_bits_step(std::string name, std::string idea, Launch launch) {
     cost.insert(cost.end() - 1, lists.begin(), lists.end() - 1);
     return cost;
   };
-  // What it multiplies, beside what it chooses by.
+  // What it multiplies, and the originals from which it chooses.
   step.logical = [](const Problem& p, const HostTensors& inputs) {
     HostTensors stored = fp8_pv(p, inputs);
     stored.emplace("q_given", inputs.at("q")), stored.emplace("k_given", inputs.at("k"));
@@ -297,7 +296,7 @@ Step predict_8_bits_step(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
-// And tiles in the order of their lists.
+// And tiles in LPT order.
 Step longest_first_step(std::string name, std::string idea, Launch launch) {
   Step step = predict_8_bits_step(std::move(name), std::move(idea), launch);
   step.workspaces = [before = step.workspaces](const Problem& p) {
@@ -324,8 +323,8 @@ Step longest_first_step(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
-// The same with passes that read Q, K and V twice, and sums that a block which runs leaves for its
-// next window: in L2 all windows of a tile but its first cost a write and a read of O.
+// The same with passes that read Q, K and V twice, and the workspace for O between chunks. In L2,
+// every chunk of a tile but its first costs a write and a read of O.
 Step read_twice_step(std::string name, std::string idea, Launch launch) {
   Step step = longest_first_step(std::move(name), std::move(idea), launch);
   step.workspaces = [before = step.workspaces](const Problem& p) {
@@ -345,10 +344,10 @@ Step read_twice_step(std::string name, std::string idea, Launch launch) {
     const double tiles = double(p.batch * p.heads * tiles_of_queries(p));
     const double blocks =
         double(p.batch * p.kv_heads * tiles_of(p.seqlen_k, sparse_block_n(p.head_dim)));
-    const double parts = 16 * blocks * d;  // a mean of K, three numbers of V
+    const double parts = 16 * blocks * d;  // one mean of K, three values of V
     Cost all = before(p);
     Phase attention = all.back();
-    // All windows but the first.
+    // All chunks but the first.
     const double windows =
         std::max(1.0, std::ceil(kept_share(p) * double(p.seqlen_k) / kChunkKeys)) - 1;
     attention.l2_bytes += double(p.batch * p.heads * p.seqlen_q) * windows * (8 * d + 32);
@@ -373,36 +372,36 @@ Step read_twice_step(std::string name, std::string idea, Launch launch) {
 }  // namespace
 
 std::vector<Step> predict_steps() {
-  Step skips = predict_step("s5_skip_pv", "P V of a tile is skipped where all of P is small",
+  Step skips = predict_step("s5_skip_pv", "skip P V of a tile if all of P is small",
                             ATTN_LAUNCH(s5_skip_pv));
   skips.takes.push_back("skip_below");
   skips.refuses = [](const Problem& p) -> Reason {
     if (!p.own.contains("skip_below")) return "this step skips P V, and needs --skip-below";
     return refuse_predicted(p);
   };
-  return {predict_step("s4_predict", "a tile of queries chooses its blocks of keys by their means",
+  return {predict_step("s4_predict", "query tiles choose their key blocks by block means",
                        ATTN_LAUNCH(s4_predict)),
           std::move(skips),
-          ordered_step("s6_hilbert", "tokens along a curve, before blocks are chosen",
+          ordered_step("s6_hilbert", "tokens along a Hilbert curve before blocks are chosen",
                        ATTN_LAUNCH(s6_hilbert)),
-          predict_8_bits_step("s7_int8", "blocks that are chosen, on the kernel of 8 bits",
+          predict_8_bits_step("s7_int8", "predicted block lists on the INT8 / FP8 kernel",
                               ATTN_LAUNCH(s7_int8)),
-          longest_first_step("s8_lpt_order", "tiles with the longest lists are taken first",
+          longest_first_step("s8_lpt_order", "tiles with the longest lists first (LPT order)",
                              ATTN_LAUNCH(s8_lpt_order)),
-          read_twice_step("s9_tuned", "the loop of q8, after passes that read Q, K and V twice",
+          read_twice_step("s9_tuned", "the loop of q8, passes that read Q, K and V twice",
                           ATTN_LAUNCH(s9_tuned))};
 }
 
 std::vector<Step> sparse_steps() {
-  Step blocks = sparse_step("s1_block_mask", "blocks of the mask that are closed are not visited",
+  Step blocks = sparse_step("s1_block_mask", "fully masked blocks are skipped",
                             refuse_blocks, ATTN_LAUNCH(s1_block_mask));
   blocks.support += "blocks";
   blocks.plan = visit_lists;
-  Step windows = sparse_step("s3_sliding_tile", "windows that slide by tiles over a canvas",
+  Step windows = sparse_step("s3_sliding_tile", "sliding tile windows over a canvas",
                              refuse_windows, ATTN_LAUNCH(s3_sliding_tile));
   windows.support += "tiles of a canvas";
   return {std::move(blocks),
-          with_columns("s2_flashmask", "column intervals, of which the device makes the lists",
+          with_columns("s2_flashmask", "column intervals; the device makes the lists",
                        ATTN_LAUNCH(s2_flashmask)),
           std::move(windows)};
 }

@@ -1,4 +1,4 @@
-// The steps that skip blocks of keys, and the lists that the host makes for them.
+// The block-sparse steps, and the lists that the host makes for them.
 #pragma once
 
 #include <vector>
@@ -8,14 +8,14 @@
 
 namespace attn {
 
-/// Step::plan of s1: `visits` [lists, tiles of queries, 3], struct Visits of each tile, and
-/// `visited`, the blocks of keys of all tiles.
+// / Step::plan of s1: `visits` [lists, query tiles, 3], the BlockList of each tile, and `visited`,
+// the key blocks of all tiles.
 HostTensors visit_lists(const Problem&, const HostTensors&);
 
 /// Tiles of S that are computed, over all heads.
 double visited_tiles(const Problem&);
 
-/// The steps of operation forward that skip blocks of keys.
+/// The block-sparse steps of operation forward.
 std::vector<Step> sparse_steps();
 
 }  // namespace attn

@@ -9,13 +9,13 @@
 
 namespace attn {
 
-// Skilling's AxestoTranspose: undoes, from the largest cubes to the smallest, how each is turned;
-// then a Gray code. The bits of the three numbers, taken in turn, are the place.
+// Skilling's AxestoTranspose: undoes the rotation of each cube, from the largest to the smallest,
+// then applies a Gray code. The interleaved bits of the three coordinates are the position.
 uint64_t hilbert_place(std::array<uint32_t, 3> x, int bits) {
   for (uint32_t q = uint32_t{1} << (bits - 1); q > 1; q >>= 1)
     for (std::size_t i = 0; i < 3; ++i) {
       if (x[i] & q) {
-        x[0] ^= q - 1;  // turn around
+        x[0] ^= q - 1;  // invert
       } else {
         const uint32_t t = (x[0] ^ x[i]) & (q - 1);  // exchange
         x[0] ^= t, x[i] ^= t;

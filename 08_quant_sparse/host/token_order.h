@@ -1,5 +1,5 @@
-// Orders of the tokens of a canvas: blocks of 128 tokens are alike if what lies in them is near
-// each other in all three dimensions.
+// Orders of the tokens of a canvas. Blocks of 128 tokens are self-similar if their tokens are
+// neighbours in all three dimensions.
 #pragma once
 
 #include <array>
@@ -11,19 +11,19 @@
 
 namespace attn {
 
-/// `rows` as they are given, along a Hilbert curve, or at random.
+/// `rows` as given, along a Hilbert curve, or random.
 enum class TokenOrder { rows, hilbert, random };
 
-/// The order into which a step puts the tokens of a problem, if it does: `--order`, or a curve.
+/// The token order of a step that reorders: `--order`, or a Hilbert curve.
 TokenOrder order_of(const Problem&);
 
-/// Place on a Hilbert curve of 2^bits points on each side (Skilling, *Programming the Hilbert
-/// curve*, AIP Conference Proceedings 707, 2004): points that follow each other are neighbours.
+// / Position on a Hilbert curve of 2^bits points per side (Skilling, *Programming the Hilbert
+// curve*, AIP Conference Proceedings 707, 2004). Consecutive points are neighbours.
 uint64_t hilbert_place(std::array<uint32_t, 3> point, int bits);
 
-/// Which token comes n-th, for each n: those of the canvas of a problem's inputs (check/field.h),
-/// in that order, then text. Of a canvas that is no cube of a power of two the curve's places are
-/// taken in their order, so that it jumps now and then.
+// / The n-th token, for each n: the canvas of a problem's inputs (check/field.h) in that order,
+// then text. If the canvas is not a cube of a power of two, points outside it are left out, so the
+// curve jumps now and then.
 std::vector<int64_t> token_order(const Problem&, TokenOrder);
 
 /// Rows of all tensors in that order.

@@ -1,5 +1,5 @@
-// The lists of blocks that tiles of queries visit. Tiles are cut here by the function that the
-// kernels cut them with: kv_block_range.
+// Block lists of the query tiles. The tiles come from the function that the kernels use:
+// kv_block_range.
 #define ATTN_EMULATED
 #include "host/sparse_steps.h"
 
@@ -15,7 +15,7 @@ using ::emulated::hopper::BlockClass;
 using ::emulated::hopper::KvBlockRange;
 using ::emulated::hopper::Bounds;
 
-// The bounds of the intervals of each block of keys, of each list: [lists, blocks, intervals].
+// The bounds of the intervals of each key block, for each list: [lists, blocks, intervals].
 std::vector<Bounds> bounds_of(const Problem& p) {
   const std::vector<HostTensor> tensors = p.mask->tensors();
   const std::vector<int64_t>&begin = tensors[0].numbers, &end = tensors[1].numbers;
@@ -35,8 +35,8 @@ std::vector<Bounds> bounds_of(const Problem& p) {
   return bounds;
 }
 
-// Calls visit(n_block, masked) for the blocks of keys that a tile of queries of a list meets, in
-// rising order. `bounds`: of bounds_of, where the mask is one of columns.
+// Calls visit(n_block, masked) for the key blocks that a query tile of a list visits, in ascending
+// order. `bounds`: of bounds_of, for a mask of column intervals.
 template <class Visit>
 void each_block(const Problem& p, const std::vector<Bounds>& bounds, int64_t list, int64_t m_block,
                 Visit visit) {
@@ -66,7 +66,7 @@ void each_block(const Problem& p, const std::vector<Bounds>& bounds, int64_t lis
   }
 }
 
-// Of the sequences and heads that have lists of their own: the sides of the mask.
+// Number of sequences or heads with lists of their own: the sizes of the mask.
 int64_t side_of(const Problem& p, std::size_t side) {
   if (blocks_of(p) != nullptr) return blocks_of(p)->shape()[side];
   return columns_of(p) != nullptr ? columns_of(p)->shape()[side] : 1;
@@ -82,7 +82,7 @@ ListStrides list_strides(const Problem& p) {
   return {side_of(p, 0) > 1 ? tiles * heads : 0, heads > 1 ? tiles : 0};
 }
 
-// visits [lists, 3]: struct Visits of each tile of queries; visited: the blocks.
+// visits [lists, 3]: the BlockList of each query tile; visited: the blocks.
 //! [lists]
 HostTensors visit_lists(const Problem& p, const HostTensors&) {
   std::vector<int64_t> visits, visited;

@@ -1,5 +1,5 @@
-// Tiles of the decode steps in shared memory: where their chunks lie, and how Q gets there. The
-// same for all decode steps of this chapter.
+// Shared-memory tiles of this chapter's decode steps: the layout of their chunks, and the load of
+// Q.
 #pragma once
 
 #include "attn/kernel.h"
@@ -9,8 +9,8 @@
 namespace ATTN_BACKEND::flash_decoding {
 using namespace attn;
 
-// The swizzled offset of element (row, col) of a tile of 16 bits, as in chapter 04; and of chunk
-// `chunk` of 16 bytes of codes, of which a row may have so few that several rows are a line of 128.
+// The swizzled offset of element (row, col) of a 16-bit tile, as in chapter 04; and of 16-byte
+// chunk `chunk` of codes. A row of codes may be so short that several rows form a 128-byte line.
 //! [swizzle]
 template <int kHeadDim>
 __device__ __forceinline__ int swizzled_offset(int row, int col) {
@@ -23,9 +23,9 @@ __device__ __forceinline__ int code_offset(int row, int chunk) {
 }
 //! [swizzle]
 
-// Q in fp16, a row a warp. It is divided by the power of 2 that its largest element has, so that
-// fp16 has all of its bits that count; what it was divided by is the row's scale. Columns lie as
-// codes of K become operands: Codes::slot. The sum of a row is of what is stored.
+// Q in fp16, one row per warp. It is divided by the power of 2 of its largest element, so that fp16
+// keeps its significant bits; the divisor is the row's scale. The columns are in the order in which
+// codes of K become operands: Codes::slot. The row sum is over the stored values.
 //! [load_q]
 template <class Config, class Codes, class Element>
 __device__ __forceinline__ void load_q(__half* sQ, float* sQScale, float* sQSum, const Element* gQ,
@@ -68,8 +68,8 @@ __device__ __forceinline__ void load_q(__half* sQ, float* sQScale, float* sQSum,
 }
 //! [load_q]
 
-// 16 columns of Q as the left operand; from the registers that keep all of them, or from shared
-// memory, where there are too many to keep.
+// 16 columns of Q as the A operand: from registers, or from shared memory if there are too many to
+// keep.
 //! [q_stride]
 template <class Config>
 __device__ __forceinline__ void load_q_step(uint32_t (&q)[4], const __half* sQ, int step) {

@@ -1,8 +1,8 @@
-// Which blocks of keys a tile of queries visits, predicted from the means of both (SpargeAttn,
+// Predicted block lists: which key blocks a query tile visits, from the means of both (SpargeAttn,
 // arXiv 2502.18137, section 3.3), in two kernels:
 //
 //     pool     Q, K      -> q_mean [B Hq, tiles, d], q_similar [B Hq, tiles], k_mean, k_similar
-//     choose   those     -> the lists of s1; of long sequences with a scratch of `gemm_qk`
+//     choose   those     -> the lists of s1; for long sequences with a workspace `gemm_qk`
 //                           [B Hq, tiles, blocks]
 #pragma once
 
@@ -16,7 +16,7 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// Blocks of rows of Q or of K, and what is found of them.
+// Blocks of rows of Q or of K, and the results for them.
 template <class Element>
 struct Pooled {
   const Element* gX;  // [heads, rows, d]
@@ -24,7 +24,7 @@ struct Pooled {
   float *gMean, *gSimilar;  // [heads, blocks, d] and [heads, blocks]
 };
 
-constexpr int kPoolRows = 8;  // of a thread at a time: so many loads of 16 bytes in flight
+constexpr int kPoolRows = 8;  // rows per thread and pass: this many 16-byte loads in flight
 
 template <class Element>
 __device__ __forceinline__ void unpack_bf16x8(float (&eight)[8], uint4 bits) {
@@ -38,10 +38,10 @@ __device__ __forceinline__ void unpack_bf16x8(float (&eight)[8], uint4 bits) {
   }
 }
 
-// Adds up each of kPoolRows numbers over the kLanes lanes that share rows: neighbours first, then
-// pairs of neighbours. A lane gets the sum of number `lane % kPoolRows`: at each exchange it keeps
-// every other one and sends the rest, so that there are kPoolRows - 1 shuffles, and one for each
-// further doubling of lanes, where each sum for itself would take log2(kLanes).
+// Reduces kPoolRows values at once over the kLanes lanes that share rows (transposed butterfly), in
+// pairwise order. Lane `lane % kPoolRows` gets that row's sum. At each exchange a lane keeps every
+// other value and sends the rest: kPoolRows - 1 shuffles plus one per further doubling of lanes,
+// instead of log2(kLanes) per value.
 //! [sums]
 template <int kLanes>
 __device__ __forceinline__ float sums_of_rows(float (&x)[kPoolRows], int lane) {
@@ -62,12 +62,12 @@ __device__ __forceinline__ float sums_of_rows(float (&x)[kPoolRows], int lane) {
 }
 //! [sums]
 
-// The mean of a block's rows, and how alike they are: the mean cosine of all pairs, of each with
-// itself among them. That is the squared length of the mean of the rows' directions, so that one
-// pass over the rows finds both. -1 where a mean is no number: such a block is seen by all.
+// The mean of a block's rows, and its self-similarity: the mean cosine over all pairs of rows, each
+// with itself included. That is the squared norm of the mean unit vector, so one pass over the rows
+// finds both. -1 if a mean is NaN or Inf: such a block is always visited.
 //
-// A row's length is needed by all of its lanes, but its inverse is found by few of them: a square
-// root and a division are some 20 instructions.
+// All lanes of a row need its inverse norm, but few compute it: a square root and a division are
+// some 20 instructions.
 //! [pool]
 template <class Element, int kHeadDim, int kThreads>
 __global__ void __launch_bounds__(kThreads)
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads)
   float sum[8] = {}, direction[8] = {};
 #pragma unroll 1
   for (int first = 0; first < count; first += kPoolRows * kRowsPerPass) {
-    uint4 bits[kPoolRows];  // all are on their way before one is used
+    uint4 bits[kPoolRows];  // all loads are issued before the first use
 #pragma unroll
     for (int r = 0; r < kPoolRows; ++r) {
       const int row = first + r * kRowsPerPass + thread_row;
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads)
     sSum[thread_row][8 * lane + i] = sum[i];
     sDirection[thread_row][8 * lane + i] = direction[i];
   }
-  __syncthreads();  // the sums of all threads are there
+  __syncthreads();  // the sums of all threads are stored
   for (int col = threadIdx.x; col < kHeadDim; col += kThreads) {
     float all = 0, of_directions = 0;
     for (int row = 0; row < kRowsPerPass; ++row)
@@ -139,7 +139,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 //! [pool]
 
-// Floats as whole numbers that compare as they do, and back. kAlways is above all of them.
+// Order-preserving map of floats to unsigned integers, and its inverse. kAlways is above all of
+// them.
 constexpr unsigned kAlways = ~0u;
 __device__ __forceinline__ unsigned order_of(float x) {
   const unsigned bits = __float_as_uint(x);
@@ -149,7 +150,7 @@ __device__ __forceinline__ float score_of(unsigned order) {
   return __uint_as_float(order >> 31 ? order & 0x7FFFFFFFu : ~order);
 }
 
-// Over all lanes of a warp: one instruction (redux), of which the emulator has shuffles.
+// Reduction over a warp: one instruction (redux); shuffles in the emulator.
 #ifdef ATTN_EMULATED
 template <class Operation>
 __device__ unsigned warp_reduce(unsigned x, Operation operation) {
@@ -176,13 +177,13 @@ struct Means {
   const float *gQ, *gQSimilar, *gK, *gKSimilar;
 };
 
-// Means in shared memory: those of a block's tiles of queries, and of kKeys blocks of keys at a
-// time. Behind them lie the scores [kTiles, blocks of keys], where there are few enough of those.
+// Means in shared memory: those of the block's query tiles, and of kKeys key blocks at a time. The
+// scores [kTiles, key blocks] follow, if there are few enough.
 template <class Config>
 struct MeansStorage {
   static constexpr int kTiles = kTilesTogether, kThreads = kTiles * kWarp, kKeys = 64;
   static_assert(kTiles % (kKeys / kWarp) == 0 && kThreads % (Config::kHeadDim / 4) == 0);
-  // Eight lanes that read 16 bytes of eight rows each find them in different banks.
+  // The padding puts the 16-byte reads of eight lanes, one row each, into different banks.
   static constexpr int kRow = Config::kHeadDim + 4;
   float sK[kKeys][kRow], sQ[kTiles][Config::kHeadDim];
   ATTN_MEMBERS(MeansStorage, sK, sQ)
@@ -192,15 +193,15 @@ struct MeansStorage {
   }
 };
 
-// Which tiles of queries a block has: `count` from number `first` on, of all heads' tiles.
+// The query tiles of a thread block: `count` tiles from `first` on, counted over all heads.
 struct TilesTogether {
   int head, m_block, first, count;
 };
 
-// Scores of all tiles of a block and all blocks of keys that one of them sees, as `order_of` them;
-// kAlways where no mean stands for one of the two. A warp has 32 means of keys, a lane each, and
-// kTilesOfWarp tiles; what a lane reads of K it multiplies by all of them. A score's products are
-// added up by one thread, one after the other: the order is that of the host.
+// Scores of the block's tiles and all key blocks visible to one of them, mapped by `order_of`;
+// kAlways if one of the two blocks has low self-similarity. A warp has 32 key means, one per lane,
+// and kTilesOfWarp tiles; a lane multiplies each K value it reads by all of them. One thread adds
+// all products of a score sequentially, in the host's order.
 //! [score]
 template <class Config>
 __device__ __forceinline__ void score(MeansStorage<Config>& smem, unsigned* scores,
@@ -208,10 +209,10 @@ __device__ __forceinline__ void score(MeansStorage<Config>& smem, unsigned* scor
                                       KvBlockRange kv_range, int64_t of_k, int n_blocks,
                                       float least_similarity) {
   using Storage = MeansStorage<Config>;
-  constexpr int kHeadDim = Config::kHeadDim, kPieces = kHeadDim / 4;  // of a row: 16 bytes
+  constexpr int kHeadDim = Config::kHeadDim, kPieces = kHeadDim / 4;  // per row: 16 bytes each
   constexpr int kKeyGroups = Storage::kKeys / kWarp, kTilesOfWarp = kKeyGroups;
   const int warp_id = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
-  // A thread copies one piece of every kRowsPerPass-th row; behind the end the last row once more.
+  // A thread copies one piece of every kRowsPerPass-th row; past the end, the last row again.
   constexpr int kRowsPerPass = Storage::kThreads / kPieces;
   const int row0 = static_cast<int>(threadIdx.x) / kPieces, col = threadIdx.x % kPieces * 4;
   const float* const gQ = means.gQ + int64_t{tiles.first} * kHeadDim + col;
@@ -226,10 +227,10 @@ __device__ __forceinline__ void score(MeansStorage<Config>& smem, unsigned* scor
       cp_async_16(&smem.sK[row][col], gK + min(n0 + row, kv_range.end - 1) * kHeadDim);
     cp_async_commit();
     cp_async_wait<0>();
-    __syncthreads();  // the means are there
+    __syncthreads();  // the means are loaded
     const int n = n0 + own_key;
     if (n < kv_range.end) {
-      const float k_similar = means.gKSimilar[of_k + n];  // on their way during the products
+      const float k_similar = means.gKSimilar[of_k + n];  // in flight during the products
       float q_similar[kTilesOfWarp], sum[kTilesOfWarp] = {};
 #pragma unroll
       for (int t = 0; t < kTilesOfWarp; ++t)
@@ -253,14 +254,15 @@ __device__ __forceinline__ void score(MeansStorage<Config>& smem, unsigned* scor
             k_stands && q_stands && fabsf(sum[t]) < INFINITY ? order_of(sum[t]) : kAlways;
       }
     }
-    __syncthreads();  // all are done with them, and the scores are there
+    __syncthreads();  // all warps have read the means, and the scores are stored
   }
 }
 //! [score]
 
-// The largest threshold that enough scores reach, found bit by bit: no sorting, and equal scores
-// are kept together. At each bit the scores in a range that begins at `least` are in question, and
-// `above` counts those that lie above the range; the upper half of the range is added to it.
+// The largest threshold that enough scores reach, found bit by bit (radix select): no sorting, and
+// equal scores are kept together. At each bit the candidates are the scores in a range that starts
+// at `least`; `above` counts the scores above the range. The upper half of the range is counted
+// next.
 //! [search]
 __device__ __forceinline__ unsigned least_kept(const unsigned* scores, KvBlockRange kv_range,
                                                const PredictRule& rule, float scale) {
@@ -273,8 +275,8 @@ __device__ __forceinline__ unsigned least_kept(const unsigned* scores, KvBlockRa
   count = warp_sum(count), most = warp_max(most), lowest = warp_min(lowest);
   if (count == 0) return 0;
   const float best = score_of(most);
-  // How many there are between two numbers; or their weights. (A product that no compiler fuses
-  // with a sum.)
+  // The number of scores between two bounds, or the sum of their weights. (The fmaf with 0 prevents
+  // the compiler from fusing the product with a sum.)
   const auto sum_between = [&](unsigned from, unsigned to) {
     const auto is_between = [&](unsigned order) { return order >= from && order <= to; };
     unsigned sum = 0;
@@ -294,7 +296,7 @@ __device__ __forceinline__ unsigned least_kept(const unsigned* scores, KvBlockRa
   unsigned least = 0, above = 0;
 #pragma unroll 1
   for (unsigned bit = 1u << 31; bit > 0; bit >>= 1) {
-    if (bit > (most ^ lowest)) {  // all scores have the same one
+    if (bit > (most ^ lowest)) {  // all scores share this bit
       least |= most & bit;
       continue;
     }
@@ -304,14 +306,14 @@ __device__ __forceinline__ unsigned least_kept(const unsigned* scores, KvBlockRa
       least = half;
     else
       above = from_half;
-    if (from_half == enough && !rule.by_mass) break;  // just these (a weight may be 0)
+    if (from_half == enough && !rule.by_mass) break;  // exactly enough (a weight may be 0)
   }
   return least;
 }
 //! [search]
 
-// (1) The scores of eight tiles of queries of a head, by all threads; then a warp for each: (2) the
-// least score that is kept, (3) the list, of which a lane has one of 32 blocks.
+// (1) The scores of eight query tiles of a head, by all threads. Then one warp per tile: (2) the
+// threshold, (3) the list, one lane per block of 32.
 //! [choose]
 template <class Config>
 __global__ void __launch_bounds__(MeansStorage<Config>::kThreads)
@@ -354,7 +356,7 @@ __global__ void __launch_bounds__(MeansStorage<Config>::kThreads)
   BlockList visits{tile * n_blocks, 0, 0};
   int idx = visits.first;
   const auto list = [&](int begin, int end) {
-#pragma unroll 1  // it is here three times
+#pragma unroll 1  // the lambda is inlined three times
     for (int n0 = begin; n0 < end; n0 += kWarp) {
       const int n = n0 + lane;
       const bool wanted = n < end && kept(n);
@@ -372,7 +374,7 @@ __global__ void __launch_bounds__(MeansStorage<Config>::kThreads)
 }
 //! [choose]
 
-// Blocks of Q or of K, and where what is found of them goes: `means` and `similar`.
+// Blocks of Q or of K, and where the results go: `means` and `similar`.
 //! [launch]
 template <class Element>
 Pooled<Element> pooled(const Arguments& args, const std::string& name, int64_t rows, int block,
@@ -385,7 +387,7 @@ Pooled<Element> pooled(const Arguments& args, const std::string& name, int64_t r
           args.out<float>(name + "_similar")};
 }
 
-// Phase "choose", of what has been pooled, and what the attention kernel gets of it.
+// Phase "choose", from the pooled means; returns the lists for the attention kernel.
 template <class Element, class Config>
 Status choose_pooled(const Arguments& args, const PredictRule& rule, const Pooled<Element>& q,
                      const Pooled<Element>& k, BlockLists& lists) {

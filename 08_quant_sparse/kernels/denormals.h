@@ -1,8 +1,8 @@
-// Codes as operands as they lie.
+// Codes used directly as fp16 subnormals.
 //
-// A half whose exponent's bits are 0 is a denormal number: 2^-24 times what its lower ten bits say.
-// Tensor cores multiply such numbers like all others, exactly. So four bits under a mask, or a
-// byte, are an operand: 2^-24 code or, where bits lie four places higher, 2^-20 code.
+// An fp16 word with exponent bits 0 is a subnormal: 2^-24 times its lower ten bits. Tensor cores
+// multiply subnormals exactly. So four masked bits, or a byte, are an operand: 2^-24 code or, four
+// bits higher, 2^-20 code.
 #pragma once
 
 #include "kernels/cache_tiles.h"
@@ -11,13 +11,12 @@
 namespace ATTN_BACKEND::flash_decoding {
 using namespace attn;
 
-// For K a shift and four maskings make eight operands of a word. Of V 8 is subtracted: O adds up as
-// many numbers as there are keys, and 8 times l, taken off at the end, would take the last bits of
-// O along.
+// K: one shift and four ANDs make eight operands of a word. V: 8 is subtracted, because subtracting
+// 8 l from O at the end would cancel its last digits.
 //! [denormals]
 //! [ex08d]
-// Q's columns make up for K's powers of 2, but for 2^-10, those of a chunk of eight alike: 2^14 and
-// 2^10.
+// Factors in Q's columns compensate for K's powers of 2, up to 2^-10: 2^14 and 2^10, the same for a
+// chunk of eight columns.
 __device__ __forceinline__ uint32_t factor_of_q(int chunk) {
   return chunk % 2 == 0 ? 0x74007400 : 0x64006400;
 }
@@ -34,7 +33,7 @@ __device__ __forceinline__ void operands_of_v(uint32_t word, uint32_t (&pairs)[4
 }
 //! [ex08d]
 struct Int4Denormals : Int4Codes {
-  static constexpr float kUnit = 0x1p-24f;  // what a code is multiplied by, in pairs 0 and 2
+  static constexpr float kUnit = 0x1p-24f;  // factor of a code, in pairs 0 and 2
   __device__ static uint32_t q_factor(int chunk) { return factor_of_q(chunk); }
   __device__ static void of_k(uint32_t word, uint32_t (&pairs)[4]) { operands_of_k(word, pairs); }
   __device__ static void of_v(uint32_t word, uint32_t (&pairs)[4]) { operands_of_v(word, pairs); }
@@ -53,12 +52,12 @@ struct Int8Denormals : Int8Codes {
   }
 };
 
-// Q is below 2 (load_q): times 2^14 it is still a number of fp16, and Q times code is 2^-10 of what
-// it should be. Each warp does that to the rows it loaded.
+// Q is below 2 (load_q), so times 2^14 it is still in fp16's range, and Q times code is 2^-10 of
+// its value. Each warp scales the rows that it loaded.
 //! [meet]
 template <class Config, class Codes>
 __device__ __forceinline__ void scale_for_denormals(__half* sQ) {
-  __syncwarp();  // all of a row is there
+  __syncwarp();  // the whole row is stored
   for (int row = threadIdx.x / 32; row < Config::kRows; row += Config::kNumWarps)
     for (int chunk = threadIdx.x % 32; chunk < Config::kHeadDim / 8; chunk += 32) {
       uint4& q = *reinterpret_cast<uint4*>(

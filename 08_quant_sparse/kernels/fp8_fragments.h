@@ -1,5 +1,4 @@
-// What steps with P and V in e4m3 have beside int8_fragments.h: P as an operand of 8 bits, and the
-// tensor map of codes of V.
+// FP8 P V, in addition to int8_fragments.h: P as an e4m3 operand, and the tensor map of V's codes.
 #pragma once
 
 #include "kernels/int8_fragments.h"
@@ -27,7 +26,7 @@ __device__ __forceinline__ void round_p_e4m3(uint32_t (&p)[kBlockN / 32][4],
 }
 //! [round]
 
-// O += P V of a slice of columns, in float32.
+// O += P V of a slice of columns, in fp32.
 //! [add]
 template <int kTiles, int kSliceTiles>
 __device__ __forceinline__ void add_slice(float (&o)[kTiles][4], const float (&pv)[kSliceTiles][4],
@@ -51,7 +50,7 @@ __device__ __forceinline__ void add_slice(float (&o)[kTiles][4], const float (&r
 }
 //! [add]
 
-// Boxes of V^T are panels of 128 keys, or 64, all columns.
+// TMA boxes of V^T are panels of 128 keys, or 64, and all columns.
 struct Fp8TensorMaps {
   TensorMap q, k, v;
   Status make(const Arguments& args, int block_m, int block_n) {

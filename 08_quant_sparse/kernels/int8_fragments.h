@@ -18,7 +18,7 @@ using namespace attn;
 template <int kHeadDim>
 constexpr int kPanelBytes = kHeadDim < 128 ? 64 : 128;
 
-// A score is at most 127 * 127 * 256 < 2^23, so that a float has all of it.
+// A score is at most 127 * 127 * 256 < 2^23, so a float represents it exactly.
 //! [to_floats]
 template <int kTiles>
 __device__ __forceinline__ void to_floats(float (&s)[kTiles][4], const int (&s_acc)[kTiles][4]) {
@@ -29,16 +29,17 @@ __device__ __forceinline__ void to_floats(float (&s)[kTiles][4], const int (&s_a
 }
 //! [to_floats]
 
-// Without a conversion: sums that begin at the bits of kScoreBias end as the bits of kScoreBias +
-// S. Floats from 2^23 to 2^24 are the whole numbers, each the next one's bits, and kScoreBias is
-// in the middle. So |S| may be up to 2^22 = 4194304, and it is at most 127 * 127 * 256 = 4129024.
+// No conversion: accumulators that start at the bits of kScoreBias end as the bits of the float
+// kScoreBias + S. The floats from 2^23 to 2^24 are the integers, with consecutive bit patterns, and
+// kScoreBias is in the middle. So |S| may be up to 2^22 = 4194304, and
+// it is at most 127 * 127 * 256 = 4129024.
 //! [bias]
 constexpr float kScoreBias = 0x1.8p23f;
 constexpr int kLargestScore = 127 * 127 * 256;
 static_assert(kScoreBias - kLargestScore > 0x1p23f && kScoreBias + kLargestScore < 0x1p24f);
-// What is left of a scale so that kScoreBias times it is exact, and so is the sum of that and a
-// whole number: the bias is up to 2^24 scores, and its last bit would be a whole score of a row
-// whose own are small. A NaN stays one.
+// Clears the last bits of a scale, so that kScoreBias times it is exact, and so is the sum of that
+// and an integer. The bias is as large as 2^24 scores; a rounding error of its last bit would be
+// one unit of S. NaN stays NaN.
 __device__ __forceinline__ float without_last_bits(float scale) {
   return __int_as_float(__float_as_int(scale) & ~3);
 }
@@ -58,8 +59,8 @@ __device__ __forceinline__ void as_floats(float (&s)[kTiles][4], const int (&s_a
 }
 //! [bias]
 
-// Boxes are tiles of rows, all their panels: of codes 128 columns each, or 64; of V, in 16 bits,
-// 64.
+// TMA boxes are tiles of rows with all panels: 128 columns (or 64) of codes, 64 columns of 16-bit
+// V.
 //! [maps]
 inline Status map_of_codes(TensorMap& map, const uint8_t* g8, const Problem& p, int64_t heads,
                            int64_t rows, int tile_rows) {

@@ -1,5 +1,5 @@
-// Masks that hide rows from columns (FlashMask, arXiv 2410.01359): which blocks of keys a tile of
-// queries visits, found on the device, and the mask of single scores.
+// Column interval masks (FlashMask, arXiv 2410.01359): block lists made on the device, and the
+// element mask.
 #pragma once
 
 #include "kernels/hopper/fragments.h"
@@ -9,11 +9,11 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// Rows [begin, end) do not see a column, of one interval or two. A stride of 0: one for all.
+// Rows [begin, end) of a column are masked, by one interval or two. A stride of 0: shared by all.
 struct Intervals {
   const int *gBegin, *gEnd;  // [B or 1, Hq or 1, count, seqlen_k]
   int count;
-  int64_t batch_stride, head_stride;  // in numbers
+  int64_t batch_stride, head_stride;  // in elements
   explicit Intervals(const Arguments& args)
       : gBegin(args.in<int>("hidden_begin")),
         gEnd(args.in<int>("hidden_end")),
@@ -27,7 +27,7 @@ struct Intervals {
   }
 };
 
-// gBounds [lists, blocks of keys, count]: a warp for each block and interval.
+// gBounds [lists, key blocks, count]: one warp per block and interval.
 //! [bounds]
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads)
@@ -54,9 +54,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 //! [bounds]
 
-// gVisits [lists, tiles of queries], gVisited [lists, tiles of queries, blocks of keys]: a warp for
-// each tile goes through its blocks twice, first for those without a mask, then for the others. A
-// lane has one of 32 blocks, and a ballot gives it its place.
+// gVisits [lists, query tiles], gVisited [lists, query tiles, key blocks]: one warp per query tile.
+// It goes through the blocks twice, first for the unmasked ones, then for the masked ones. Each
+// lane classifies one block of 32, and a ballot gives its position in the list.
 //! [lists]
 template <class Config, int kThreads>
 __global__ void __launch_bounds__(kThreads)
@@ -89,9 +89,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 //! [lists]
 
-// Scores that intervals hide get -inf. A lane reads the interval of one of 32 keys, shuffles give
-// it to those that have scores of that key; 32 keys that hide nothing from the warp's 16 rows are
-// passed over. `first`: of the head's numbers; `tile_row0`: the tile's first query.
+// Sets scores hidden by the intervals to -inf. Each lane loads the interval of one key of 32, and
+// shuffles distribute it to the lanes with scores of that key. 32 keys that hide nothing from the
+// warp's 16 rows are skipped. `first`: offset of the head; `tile_row0`: the tile's first query.
 //! [mask]
 template <class Config>
 __device__ __forceinline__ void apply_intervals(float (&s)[Config::kBlockN / 8][4],
@@ -102,7 +102,7 @@ __device__ __forceinline__ void apply_intervals(float (&s)[Config::kBlockN / 8][
     const int64_t of_head = first + int64_t{interval} * seqlen_k;
 #pragma unroll
     for (int n0 = 0; n0 < Config::kBlockN / 8; n0 += 4) {
-      // Those behind the end are hidden already.
+      // Keys past the end are masked already.
       const int key =
           min(n_block * Config::kBlockN + 8 * n0 + thread_index() % kWarp, seqlen_k - 1);
       const int begin = intervals.gBegin[of_head + key], end = intervals.gEnd[of_head + key];
@@ -122,7 +122,7 @@ __device__ __forceinline__ void apply_intervals(float (&s)[Config::kBlockN / 8][
 }
 //! [mask]
 
-// Phases "bounds" and "lists", and what the attention kernel gets of them.
+// Phases "bounds" and "lists"; returns the lists for the attention kernel.
 //! [launch]
 template <class Config>
 Status find_visits(const Arguments& args, const Intervals& intervals, BlockLists& lists) {

@@ -1,10 +1,9 @@
-// The order in which tiles of queries are taken, where they visit different numbers of blocks:
-// those with the longest lists first, so that none of them is left for the end, when other SMs are
-// idle (Graham 1969, "longest processing time").
+// LPT order of the query tiles: those with the longest block lists first. A long tile that starts
+// last would leave all other SMs idle (Graham 1969, "longest processing time").
 //
-//     tile_order [tiles]    the n-th tile to be taken, as TileOrder counts them
+//     tile_order [tiles]    the n-th tile to be processed, as TileOrder counts them
 //
-// Sections stay one after the other, so that K and V of a section's heads stay in L2.
+// Sections stay contiguous, so that K and V of a section's heads stay in L2.
 #pragma once
 
 #include "kernels/visits.h"
@@ -13,7 +12,7 @@ namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
 constexpr int kLengthClasses = 64;
-// The class of a tile that visits `count` of `n_blocks`: 0 is that of the longest lists.
+// The length class of a tile that visits `count` of `n_blocks`: class 0 has the longest lists.
 inline __host__ __device__ int length_class(int count, int n_blocks) {
   return (n_blocks - count) * kLengthClasses / (n_blocks + 1);
 }
@@ -21,8 +20,8 @@ struct OrderPass {
   static constexpr int kThreads = 256;
 };
 
-// A block has a section. Lists of about the same length are a class; tiles of a class come in any
-// order, which changes no bit of any of them.
+// One block per section. Lists of similar length form a class; the order within a class is
+// arbitrary, because no bit of a tile depends on it.
 //! [longest_first]
 template <class Pass, class Config>
 __global__ void __launch_bounds__(Pass::kThreads)
@@ -37,7 +36,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
     return length_class(lists.gVisits[list].count(), n_blocks);
   };
   if (tid < kLengthClasses) sCount[tid] = 0;
-  __syncthreads();  // all classes are empty
+  __syncthreads();  // all counts are 0
   for (unsigned n = first + tid; n < end; n += Pass::kThreads) atomicAdd(&sCount[class_of(n)], 1);
   __syncthreads();  // all are counted
   if (tid < kLengthClasses) {
@@ -45,14 +44,14 @@ __global__ void __launch_bounds__(Pass::kThreads)
     for (int i = 0; i < tid; ++i) before += sCount[i];
     sNext[tid] = before;
   }
-  __syncthreads();  // where each class begins is known
+  __syncthreads();  // the start of each class is known
   for (unsigned n = first + tid; n < end; n += Pass::kThreads)
     gOrder[atomicAdd(&sNext[class_of(n)], 1)] = static_cast<int>(n);
 }
 //! [longest_first]
 
-// Heads of a section as heads_of_section() has them, for K and V of a byte: as many bytes, so twice
-// as many heads. More tiles have more short ones among them that fill up the end.
+// Heads per section as in heads_of_section(), for 1-byte K and V: the same bytes, so twice as many
+// heads. A section with more tiles has more short ones to fill the end.
 inline unsigned section_of_codes(Problem p, unsigned num_m_blocks) {
   p.seqlen_k = ceil_div(p.seqlen_k, 2);
   return static_cast<unsigned>(heads_of_section(p, num_m_blocks));

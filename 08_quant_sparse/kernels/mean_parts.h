@@ -1,5 +1,5 @@
-// Into how many parts the keys of a head are divided for their mean: what the kernel does, the
-// table states and the reference repeats.
+// Number of parts into which a head's keys are split for their mean: shared by the kernel, the step
+// table and the reference.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace attn {
 
-// Keys of a part: whole tiles of 128, of which there are at most 64.
+// Keys per part: whole tiles of 128; at most 64 parts.
 inline ATTN_BOTH int mean_part_keys(int64_t seqlen_k) {
   return static_cast<int>((seqlen_k + 128 * 64 - 1) / (128 * 64) * 128);
 }

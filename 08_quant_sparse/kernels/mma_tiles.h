@@ -1,8 +1,8 @@
-// Tiles of the prefill step for sm_80 in shared memory, and what the lanes of a warp do with their
-// parts of S: as chapter 04's last steps have it, from which that step comes.
+// Shared-memory tiles of the sm_80 prefill step, and what the lanes of a warp do with their parts
+// of S. As in chapter 04's last steps.
 //
-// An accumulator lies as drawn in ptx/mma.h: a lane has, of 8 columns, columns 2 (lane % 4) and the
-// next one, of rows lane / 4 and lane / 4 + 8.
+// The accumulator layout is drawn in ptx/mma.h: of 8 columns, a lane has columns 2 (lane % 4) and
+// the next, in rows lane / 4 and lane / 4 + 8.
 #pragma once
 
 #include "attn/kernel.h"
@@ -13,7 +13,7 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// Where the rows of a head lie: elements before the first one, and how many there are.
+// Location of the rows of a head: the offset of the first row in elements, and the number of rows.
 struct Sequence {
   int64_t q, kv, lse;  // of Q and O, of K and V, of lse
   int seqlen_q, seqlen_k;
@@ -25,20 +25,23 @@ __device__ __forceinline__ Sequence sequence_of(const Shape& shape, int bh, int 
           int64_t{bh} * shape.seqlen_q, shape.seqlen_q, shape.seqlen_k};
 }
 
-// How many 16-byte chunks of a row of 16-bit columns change places. Two codes of int8 are one such
-// column: a row of d codes lies as one of d / 2.
+// Number of 16-byte chunks of a 16-bit row that the swizzle permutes. Two int8 codes count as one
+// 16-bit column: a row of d codes has the layout of a row of d / 2.
 template <int kColumns>
 constexpr int kSpanOf = kColumns % 64 == 0 ? 8 : 4;
 
-// The swizzled offset of element (row, col) of a tile [rows, kColumns]: its 16-byte chunks change
-// places, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+// XOR swizzle: the offset of element (row, col) of a tile [rows, kColumns]. The 8 rows of an
+// ldmatrix phase hit disjoint banks.
 //! [mma_swizzle]
 template <int kColumns>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
   const int phase = kColumns % 64 == 0 ? row % 8 : row / 2 % 4;
   return row * kColumns + ((col / 8) ^ phase) * 8 + col % 8;
 }
-// The byte offset `cols` columns further in the same row, from an even column of chunks.
+// Byte offset `cols` columns further along the row: XOR within a span of kSwizzleChunks chunks,
+// addition from span to span. Valid because bits 4 to 6 of a row's start are 0 (4 and 5 if
+// kSwizzleChunks is 4), for an `offset` in chunk column 0, and in column 1 if `cols` is a multiple
+// of 16.
 template <int kSwizzleChunks>
 __host__ __device__ constexpr int swizzle_advance(int offset, int cols) {
   return (offset ^ (2 * (cols % (8 * kSwizzleChunks)))) +
@@ -46,7 +49,7 @@ __host__ __device__ constexpr int swizzle_advance(int offset, int cols) {
 }
 //! [mma_swizzle]
 
-// The very addresses of the three ldmatrix: Q and V, K; and those of O.
+// The exact addresses of the ldmatrix of Q and V, of K, and of O.
 template <int kColumns>
 constexpr bool free_of_conflicts() {
   for (int col = 0; col < kColumns; col += 16) {
@@ -60,7 +63,7 @@ constexpr bool free_of_conflicts() {
     if (ldmatrix_access(q_or_v, 4).conflicts() + ldmatrix_access(k, 4).conflicts() > 0)
       return false;
     if (shared_access(o, 4).conflicts() > 0) return false;
-    for (int l = 0; l < 32; ++l)  // swizzle_advance gives the very same addresses
+    for (int l = 0; l < 32; ++l)  // swizzle_advance gives exactly the same addresses
       if (swizzle_advance<kSpanOf<kColumns>>(2 * swizzled_offset<kColumns>(l % 16, l / 16 * 8),
                                              col) != q_or_v(l))
         return false;
@@ -70,10 +73,9 @@ constexpr bool free_of_conflicts() {
 static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conflicts<128>() &&
               free_of_conflicts<256>());
 
-// Keys that a row does not see get -inf. `own`: where this lane's first row is among the keys,
-// counted from the lane's first key; `left`: how many keys there are from the first column on.
-// What a row sees shifts with it. One loop for each edge: both in one take registers that are not
-// there.
+// Sets masked scores to -inf. `row_minus_col`: diagonal of this lane's first row, relative to its
+// first key; `left`: number of keys from the first column on. The bounds shift with the row. One
+// loop per edge: one loop for both would spill registers.
 //! [mma_mask]
 template <int kTiles, int kColumns>
 __device__ __forceinline__ void apply_mask(float (&s)[kTiles][kColumns][4], const Shape& shape,

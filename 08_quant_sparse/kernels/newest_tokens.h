@@ -1,5 +1,5 @@
-// The products of d9 with tokens in 16 bits, 16 at a time: operands of the MMAs as they lie in
-// global memory (quantise_groups.h), for a few of a sequence's tokens.
+// d9's products with fp16 tokens, 16 at a time. The operands are in fragment order in global memory
+// (quantise_groups.h).
 #pragma once
 
 #include "kernels/quantise_groups.h"
@@ -27,7 +27,7 @@ __device__ __forceinline__ void newest_scores(float (&s)[4],
 }
 //! [newest_scores]
 
-// O^T += V^T P^T. `g`: the first two keys' row of words. A lane has four columns of 32, as of
+// O^T += V^T P^T. `g`: the words of the first two keys. A lane has four columns of 32, as with
 // codes.
 //! [newest_output]
 template <class Config>

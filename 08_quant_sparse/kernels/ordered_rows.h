@@ -1,7 +1,7 @@
-// Tokens in another order than memory has them in: rows of Q, K and V are copied in it, since a box
-// of TMA is of rows that follow each other; rows of O and lse are stored where they were.
+// Reordered tokens: rows of Q, K and V are copied into the new order, because a TMA box has
+// consecutive rows. Rows of O and lse are stored at their original positions.
 //
-//     token_order [seqlen]: which token comes n-th    q_ordered [B, Hq, seqlen, d], k_ordered ...
+//     token_order [seqlen]: the n-th token    q_ordered [B, Hq, seqlen, d], k_ordered ...
 #pragma once
 
 #include "attn/kernel.h"
@@ -18,7 +18,7 @@ struct Ordered {
   int heads;
 };
 
-// A block copies some rows of a head, 16 bytes a thread at once. blockIdx.y: of Q, K or V.
+// A block copies some rows of a head, 16 bytes per thread at a time. blockIdx.y: Q, K or V.
 //! [order]
 template <class Element, int kHeadDim, int kThreads, int kTimes>
 __global__ void order_kernel(Ordered<Element> q, Ordered<Element> k, Ordered<Element> v,
@@ -42,7 +42,7 @@ __global__ void order_kernel(Ordered<Element> q, Ordered<Element> k, Ordered<Ele
 }
 //! [order]
 
-// Phase "order". From here on `args` has the copies in place of Q, K and V.
+// Phase "order". Afterwards `args` has the copies instead of Q, K and V.
 template <class Element, int kHeadDim>
 Status put_in_order(Arguments& args) {
   constexpr int kThreads = 256, kTimes = 4, kRows = kTimes * kThreads / (kHeadDim / 8);
@@ -63,7 +63,7 @@ Status put_in_order(Arguments& args) {
   return done;
 }
 
-// Where this lane's two rows of a tile were; -1 of rows that are not there.
+// Original positions of this lane's two rows of a tile; -1 if there is no such row.
 __device__ __forceinline__ void read_places(int (&places)[2], const int* gOrder,
                                             const WorkTile& work) {
 #pragma unroll
@@ -73,7 +73,7 @@ __device__ __forceinline__ void read_places(int (&places)[2], const int* gOrder,
   }
 }
 
-// As store_o of kernels/hopper/fragments.h, of rows at any place of their head.
+// store_o of kernels/hopper/fragments.h, with rows at arbitrary positions of their head.
 //! [epilogue]
 template <class Element, int kHeadDim>
 __device__ __forceinline__ void store_o_at(Element* gO, float* gLse, const WorkTile& work,

@@ -1,7 +1,7 @@
-// The rule by which a tile of queries chooses blocks of keys: its numbers, and the arithmetic that
-// kernels and the reference have in common. Nothing in it is rounded in two ways: sums have an
-// order, products that are added up are fused, and exponentials are whole numbers. So a choice has
-// the same bits everywhere, and attention to it can be checked.
+// The rule by which a query tile chooses key blocks: its parameters, and the arithmetic shared by
+// kernels and reference. Nothing is rounded in two ways: sums have a fixed order, products that are
+// added are fused, and exponentials are integers. So a choice is bitwise reproducible, and
+// attention over it can be checked.
 #pragma once
 
 #include <cmath>
@@ -19,28 +19,28 @@ namespace attn {
 
 //! [rule]
 struct PredictRule {
-  bool by_mass;            // keep blocks that have a share of the probability; else of their number
+  bool by_mass;  // top-p: keep blocks with a share of the probability; else top-k
   float amount;            // that share
-  float least_similarity;  // of a block whose rows its mean stands for; others are always seen
-  bool sink, diagonal;     // whether the first block, and those at the queries' places, are too
-  float skip_below;        // s5: P V of a tile is skipped where all of P is below 2^-this; 0: never
+  float least_similarity;  // least self-similarity; blocks below it are always visited
+  bool sink, diagonal;  // whether the first block, and the blocks on the diagonal, are always kept
+  float skip_below;  // s5: P V of a tile is skipped if all of P is below 2^-this; 0: never
 };
 //! [rule]
 
-/// That of a problem: its options, or what they are without them.
+/// The rule of a problem: its options, or their defaults.
 PredictRule rule_of(const Problem&);
 
-constexpr int kPoolThreads = 64;      // that pool: the order of their sums depends on it
-constexpr int kTilesTogether = 8;      // tiles of queries that read means of keys once
-constexpr int kScoresInShared = 1024;  // blocks of keys whose scores fit in shared memory
+constexpr int kPoolThreads = 64;  // threads that pool: determines the order of their sums
+constexpr int kTilesTogether = 8;  // query tiles that share one read of the key means
+constexpr int kScoresInShared = 1024;  // key blocks whose scores fit in shared memory
 
 constexpr int kWeightBits = 16;
-// 2^x in units of 2^-16, x at most 0: whole numbers, whose sums do not depend on their order.
+// 2^x in units of 2^-16, x at most 0: integers, whose sum does not depend on the order.
 //! [weight]
 inline ATTN_BOTH_RULE unsigned weight_of(float x) {
   if (!(x > -kWeightBits - 1)) return 0;
   const float whole = floorf(x), part = x - whole;
-  float power = fmaf(part, 0.0018775767f, 0.0089893397f);  // 2^part, off by 2^-19 at most
+  float power = fmaf(part, 0.0018775767f, 0.0089893397f);  // 2^part, error at most 2^-19
   power = fmaf(power, part, 0.055826318f);
   power = fmaf(power, part, 0.24015361f);
   power = fmaf(power, part, 0.69315308f);
@@ -49,7 +49,7 @@ inline ATTN_BOTH_RULE unsigned weight_of(float x) {
 }
 //! [weight]
 
-// How many of `count` blocks, or how much of the sum of their weights, is to be kept at least.
+// The least number of `count` blocks, or the least sum of weights, to keep.
 inline ATTN_BOTH_RULE unsigned needed(const PredictRule& rule, unsigned of_all) {
   const auto part = static_cast<unsigned>(ceilf(rule.amount * static_cast<float>(of_all)));
   return part < 1 ? 1 : part > of_all ? of_all : part;

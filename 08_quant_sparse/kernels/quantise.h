@@ -1,13 +1,12 @@
-// From bf16 to int8: what runs before the int8 steps' attention. A block of threads has a tile of
-// 128 rows of a head of Q or K in its registers, so it reads once. Rows of a tile are in groups;
-// those of a group share a scale, which maps their largest number to 127. Its inverse, the descale,
-// is kept beside the codes.
+// Quantisation pass of the INT8 steps, bf16 to int8. A block has a tile of 128 rows of a head of Q
+// or K in registers, so it reads once. The rows of a tile are in groups; a group shares a scale,
+// which maps its absolute maximum to 127. The inverse, the descale, is stored next to the codes.
 //
 //     q8 [B Hq, seqlen_q, d]    q_descale [B Hq, tiles, groups of Q]
 //     k8 [B Hkv, seqlen_k, d]   k_descale [B Hkv, tiles, groups of K]
 //
-// SageAttention (arXiv 2410.02367), section 4. NaN and infinities propagate: int8 has no code for
-// them, so the descale of their group is NaN, and O of each row whose query tile is multiplied with
+// SageAttention (arXiv 2410.02367), section 4. NaN and Inf propagate: int8 has no code for them, so
+// the descale of their group is NaN, and so is O of each row whose query tile is multiplied with
 // the group's tile.
 #pragma once
 
@@ -27,16 +26,16 @@ struct QuantisePass {
   static constexpr int kThreads = 256;
 };
 
-// Which rows share a scale, and what code the largest of them gets: all of a tile.
+// Which rows share a scale, and the code of the largest element: here all rows of a tile.
 //! [groups]
 struct BlockGroups {
-  static constexpr int kQ = 1, kK = 1;  // of a tile of Q, of K
+  static constexpr int kQ = 1, kK = 1;  // groups per tile of Q, of K
   static constexpr float kLargest = 127;
   __device__ static int of_q(int) { return 0; }
   __device__ static int of_k(int) { return 0; }
 };
-// Those whose scores lie in one lane: rows g and g + 8 of each 16, and of all eights of keys 2t and
-// 2t + 1 (SageAttention2, arXiv 2411.10958, section 3.2).
+// Per-thread scales: rows g and g + 8 of each 16, and keys 2t and 2t + 1 of every eight, so that
+// each lane has one scale of Q and one of K (SageAttention2, arXiv 2411.10958, section 3.2).
 struct ThreadGroups {
   static constexpr int kQ = 64, kK = 4;
   static constexpr float kLargest = 127;
@@ -45,16 +44,16 @@ struct ThreadGroups {
 };
 //! [groups]
 
-// The mean of K over the keys of a head, which is taken off before rounding, and what that takes
-// off lse: softmax(Q (K - mean)^T) is softmax(Q K^T), as all scores of a row lack the same.
+// Smooth K: the mean of a head's keys is subtracted before rounding. softmax(Q (K - mean)^T) is
+// softmax(Q K^T), because all scores of a row decrease by the same number; lse gets it back.
 //! [smoothing]
-// Tiles of Q may lack their own mean too (smooth_q.h).
+// Tiles of Q may have their own mean subtracted too (smooth_q.h).
 struct Smoothing {
   const float* gMean = nullptr;  // [B Hkv, d]
   float* gLseShift = nullptr;    // [B, Hq, seqlen_q]: softmax_scale q . mean
   float softmax_scale = 0;
-  int group = 1;  // query heads of a K/V head
-  const float* gQSums = nullptr;  // [B Hq, tiles, d]: sums of the rows of tiles of Q
+  int group = 1;  // query heads per KV head
+  const float* gQSums = nullptr;  // [B Hq, tiles, d]: sums over the rows of each tile of Q
 };
 //! [smoothing]
 
@@ -76,11 +75,11 @@ __device__ __forceinline__ Bf16x8 load_bf16x8(const __nv_bfloat16* g) {
   return bf16x8_of(*reinterpret_cast<const uint4*>(g));
 }
 
-// |x| as a whole number: these compare as the numbers do, with infinity and then NaN at the end,
-// where fmaxf would leave a NaN out.
+// |x| as an integer. Integers compare like the floats, with Inf and then NaN at the end, whereas
+// fmaxf ignores NaN.
 __device__ __forceinline__ unsigned size_bits(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
 
-// What a group's numbers are multiplied by, and what its codes are.
+// The factor of a group's elements, and the meaning of its codes.
 struct Scale {
   float scale, descale;
 };
@@ -93,15 +92,15 @@ __device__ __forceinline__ Scale scale_of(unsigned largest_bits) {
 }
 //! [scale]
 
-// Rounds x to a whole number, nearest and even: a float of 1.5 x 2^23 and more has no bits for a
-// fraction, and its lowest byte is that of the number. A conversion takes four times as long.
+// Rounds x to the nearest integer, ties to even: a float of 1.5 x 2^23 and above has no fraction
+// bits, and its lowest byte is that of the integer. A conversion takes four times as long.
 //! [whole]
 constexpr float kWhole = 12582912;  // 1.5 x 2^23
 __device__ __forceinline__ float whole_of(float x) {
 #ifdef ATTN_EMULATED
   return x + kWhole;
 #else
-  return __fadd_rn(x, kWhole);  // not an FFMA with the product, which rounds once
+  return __fadd_rn(x, kWhole);  // an FFMA with the product would round only once
 #endif
 }
 __device__ __forceinline__ uint32_t lowest_bytes(float a, float b, float c, float d) {
@@ -116,12 +115,12 @@ __device__ __forceinline__ uint32_t lowest_bytes(float a, float b, float c, floa
 }
 //! [whole]
 
-// As a float: of how many rows the mean of a tile is.
+// As a float: the number of rows of a tile's mean.
 __device__ __forceinline__ float rows_of_tile(int rows, int tile) {
   return static_cast<float>(min(kScaleRows, rows - tile * kScaleRows));
 }
 
-// A block has 128 rows of a head. blockIdx.y: of Q or of K.
+// A block has 128 rows of a head. blockIdx.y: Q or K.
 //! [tiles]
 struct RowsOf {
   const __nv_bfloat16* g;  // [heads, rows, d]
@@ -145,7 +144,7 @@ __device__ __forceinline__ void quantise_tile(RowsOf q, RowsOf k, Smoothing smoo
   const int tile = static_cast<int>(blockIdx.x % t.tiles), lane = threadIdx.x % kLanes;
   if (head >= t.heads) return;  // block-uniform
   for (int i = threadIdx.x; i < kMaxGroups<Groups>; i += Pass::kThreads) sLargest[i] = 0;
-  __syncthreads();  // they are 0
+  __syncthreads();  // the maxima are 0
   const int thread_row =
       static_cast<int>(threadIdx.x) / kLanes;  // the thread's first row in the tile
   const int64_t first = (head * t.rows + tile * kScaleRows + thread_row) * kHeadDim + 8 * lane;
@@ -168,7 +167,7 @@ __device__ __forceinline__ void quantise_tile(RowsOf q, RowsOf k, Smoothing smoo
 #pragma unroll
     for (int i = 0; i < 8; ++i) tile_mean[i] = gSums[i] / count;
   }
-  // They stay in bf16, in half of the registers: twice as many blocks have room on an SM.
+  // Rows stay in bf16, in half of the registers: twice as many blocks fit on an SM.
   uint4 bits[kTimes];
 #pragma unroll
   for (int n = 0; n < kTimes; ++n)
@@ -192,13 +191,13 @@ __device__ __forceinline__ void quantise_tile(RowsOf q, RowsOf k, Smoothing smoo
       largest = max(largest, __shfl_xor_sync(~0u, largest, mask));
     if (lane == 0) atomicMax(&sLargest[group(n)], largest);
   }
-  __syncthreads();  // the largest of all groups are there
+  __syncthreads();  // the maxima of all groups are stored
   const int groups = of_q ? Groups::kQ : Groups::kK;
   for (int i = threadIdx.x; i < groups; i += Pass::kThreads) {
     sScale[i] = scale_of<Groups>(sLargest[i]);
     t.gDescale[(head * t.tiles + tile) * groups + i] = sScale[i].descale;
   }
-  __syncthreads();  // the scales of all groups are there
+  __syncthreads();  // the scales of all groups are stored
 #pragma unroll
   for (int n = 0; n < kTimes; ++n) {
     const bool there = exists(n);
@@ -210,7 +209,7 @@ __device__ __forceinline__ void quantise_tile(RowsOf q, RowsOf k, Smoothing smoo
       *reinterpret_cast<uint2*>(t.g8 + first + n * kRowsPerPass * kHeadDim) =
           make_uint2(lowest_bytes(x[0], x[1], x[2], x[3]), lowest_bytes(x[4], x[5], x[6], x[7]));
     if (kSmooth && of_q) {
-      float dot = 0;  // of what the codes mean, which is what is multiplied
+      float dot = 0;  // of the decoded values, which are what is multiplied
 #pragma unroll
       for (int i = 0; i < 8; ++i)
         dot = fmaf(fmaf(descale, x[i] - kWhole, tile_mean[i]), mean[i], dot);
@@ -231,7 +230,7 @@ __global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256 ? 2 : 3)
 }
 //! [tiles]
 
-// What a code means, by its row of a head.
+// Descales by row of a head.
 struct BlockDescales {
   const float *gQ, *gK;  // [B Hq, tiles_q], [B Hkv, tiles_k]
   int tiles_q, tiles_k;
@@ -244,7 +243,7 @@ struct BlockDescales {
   __device__ float k(int head, int key) const { return gK[head * tiles_k + key / kScaleRows]; }
 };
 
-// The same of ThreadGroups: the first scale of the tile.
+// The same for ThreadGroups: the first scale of the tile.
 struct ThreadDescales {
   const float *gQ, *gK;  // [B Hq, tiles_q, 64], [B Hkv, tiles_k, 4]
   int tiles_q, tiles_k;

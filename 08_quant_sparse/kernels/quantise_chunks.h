@@ -1,11 +1,11 @@
-// V from bf16 to e4m3 less its mean, SageAttention2's "smooth V" (arXiv 2411.10958) by chunks: a
-// mean and a scale for each channel (column) of a chunk of 4096 keys. As 06's quantise_chunks.h.
+// Smooth V, bf16 to e4m3 (SageAttention2, arXiv 2411.10958), per chunk: one mean and one scale per
+// channel (column) of a chunk of 4096 keys. As in 06's quantise_chunks.h.
 //
 //     v_chunk [B Hkv, chunks, d, 2]    mean, descale
 //     v8       [B Hkv, d, padded]        (V - mean) / descale, as in quantise_v.h
 //
-// Means and scales come from finite values. A NaN or an infinity becomes e4m3's NaN code, and stays
-// in its key.
+// Means and scales come from finite values. NaN and Inf become e4m3's NaN code, so they affect
+// their own key only.
 #pragma once
 
 #include "kernels/quantise_v.h"
@@ -15,8 +15,8 @@ using namespace attn;
 
 constexpr int kChunkKeys = 4096;
 
-// A block has 64 columns of a chunk. Each thread adds up every 32nd row, then a thread for each
-// column adds up these sums: an order that is always the same, and the host's too (rounded.cpp).
+// A block has 64 columns of a chunk. Each thread adds every 32nd row; then one thread per column
+// adds the partial sums. The order is fixed, and is also the host's (rounded.cpp).
 //! [chunks]
 template <class Pass>
 __global__ void __launch_bounds__(Pass::kThreads)
@@ -70,10 +70,10 @@ __global__ void __launch_bounds__(Pass::kThreads)
 }
 //! [chunks]
 
-// As transpose_kernel of quantise_v.h: 64 columns `panel` of 128 keys `tile`. `chunk_of` says
-// where the means and scales of a head's columns are that the keys from one on have.
+// As transpose_kernel of quantise_v.h: 64 columns `panel` of 128 keys `tile`. `chunk_of` returns
+// the means and scales of a head's columns for the chunk of a key.
 //! [transpose_chunks]
-// A word more than there are in a row: fewer bank conflicts.
+// One word of padding per row: fewer bank conflicts.
 using TransposedWords = uint32_t[kTransposedColumns][kTransposedKeys / 4 + 1];
 template <class Pass, int kHeadDim, class ChunkOf>
 __device__ __forceinline__ void transpose_smoothed(const __nv_bfloat16* __restrict__ gV,
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
 }
 //! [transpose_chunks]
 
-// All of a step's pass: the mean of K, codes of Q and K, means and scales of V, codes of V.
+// A step's whole pass: the mean of K, codes of Q and K, means and scales of V, codes of V.
 //! [launch_chunks]
 template <int kHeadDim, class Groups>
 Status quantise_chunks(const Arguments& args) {

@@ -1,16 +1,16 @@
-// What fills the cache of d9. Tokens up to coded_of(used) are codes of four bits. K's channels have
-// a scale and a zero point for each group of 32 tokens, a value has them for itself, as in d3:
+// Fills the cache of d9. Tokens up to coded_of(used) are 4-bit codes. K's channels have a scale and
+// a zero point per group of 32 tokens; a value has its own, as in d3:
 //
 //     k4, v4 [B Hkv, room, d / 2]    groups [B Hkv, room / 32, group_bytes]
-//     descale [B Hkv, room]: of a value, two numbers of bf16, the scale and what code 8 means
+//     descale [B Hkv, room]: of a value, two bf16 numbers, the scale and the meaning of code 8
 //
-// The newest tokens are in fp16, divided by the power of 2 of their largest number:
+// The newest tokens are fp16, divided by the power of 2 of their largest element:
 //
 //     k_newest [B Hkv, 160, d]    v_newest [B Hkv, 80, d, 2]
-//     newest_scale [B Hkv, 160, 2]: of a key in float32, of a value as in codes
+//     newest_scale [B Hkv, 160, 2]: of a key in fp32, of a value as with codes
 //
-// KIVI (arXiv 2402.02750), section 3. What is no number, or infinite, takes its group along, if it
-// is in codes of K: all keys of the group have scores that are none. Otherwise its token.
+// KIVI (arXiv 2402.02750), section 3. NaN or Inf in an encoded key makes the scores of its whole
+// group NaN; elsewhere it affects its own token.
 #pragma once
 
 #include "kernels/groups.h"
@@ -23,11 +23,11 @@ using namespace groups;
 template <int kThreads_>
 struct GroupPass {
   static constexpr int kThreads = kThreads_;
-  static constexpr float kMost = 0x1p100f;  // what is larger counts as infinite
+  static constexpr float kMost = 0x1p100f;  // larger values count as infinite
 };
-// Where a column of 16 bits lies, so that eight of them are what a lane has of 32 columns of Q's
-// fragments: pairs i and i + 4 as in Int4Codes::slot. Q's even pairs were multiplied by 16 times as
-// much as its odd ones, and a number that meets them is 1/16.
+// Position of a 16-bit column: eight adjacent ones are a lane's share of 32 columns of Q's
+// fragments, pairs i and i + 4 as in Int4Codes::slot. Q's even pairs were multiplied by 16 times as
+// much as its odd pairs, so a number that multiplies them is stored as 1/16.
 __device__ __forceinline__ int place(int col) { return col / 8 * 8 + col % 4 * 2 + col % 8 / 4; }
 __device__ __forceinline__ __half meets_q(float x, int col) {
   const float sixteenth = to_float(from_float<__half>(x * 0.0625f));
@@ -43,10 +43,10 @@ struct GroupStorage {
   ATTN_MEMBERS(GroupStorage, sWidest, sFarthest)
 };
 
-// A block has a group, a thread one of its channels. Scales are t S with S a power of 2 and t at
-// most 1 (and at least 2^-14); zero points, what code 0 means, l Z with |l| below 2. t has three
-// significant bits, as e5m2 has, rounded up: with the eight of a number of Q they are the eleven of
-// fp16, and q t is exact. The factors say what sums are multiplied by.
+// One block per group, one thread per channel. Scales are t S with S a power of 2 and t at most 1
+// (and at least 2^-14); zero points, the meaning of code 0, are l Z with |l| below 2. t has three
+// significant bits, as in e5m2, rounded up. With the eight of an element of Q they make fp16's
+// eleven, so q t is exact. The factors multiply the sums.
 //! [group]
 template <class Pass>
 __global__ void __launch_bounds__(Pass::kThreads)
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
     farthest = fmaxf(farthest, __shfl_xor_sync(~0u, farthest, mask));
   }
   if (col % 32 == 0) smem.sWidest[col / 32] = widest, smem.sFarthest[col / 32] = farthest;
-  __syncthreads();  // those of all warps are there
+  __syncthreads();  // the values of all warps are stored
 #pragma unroll
   for (int n = 0; n < kWarps; ++n) {
     widest = fmaxf(widest, smem.sWidest[n]);
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   }
   const bool all_finite = widest < Pass::kMost;
   const float of_scales = 2 * power_of_two(widest), of_zeros = power_of_two(farthest);
-  // Both are rounded before codes are chosen, so that codes are of what is stored.
+  // Both are rounded before the codes are chosen, so the codes fit the stored values.
   const unsigned up = (__float_as_uint(width * (1 / of_scales)) + 0x1FFFFFu) & 0xFFE00000u;
   const __half scale = from_float<__half>(all_finite ? fmaxf(__uint_as_float(up), 0x1p-14f) : 0);
   const __half zero = meets_q(all_finite ? least * (1 / of_zeros) : 0, col);
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
 }
 //! [group]
 
-// Eight columns of a value are a thread's, as in d3.
+// A thread has eight columns of a value, as in d3.
 template <class Pass, class Codes, int kHeadDim>
 __global__ void __launch_bounds__(Pass::kThreads)
     quantise_values_kernel(const __nv_bfloat16* __restrict__ gV, const int* __restrict__ gSeqused,
@@ -151,8 +151,8 @@ __global__ void __launch_bounds__(Pass::kThreads)
   if (lane == 0) gDescale[to] = finite ? pack2<__nv_bfloat16>(scale, middle) : 0x7FC07FC0u;  // NaN
 }
 
-// The newest tokens, one a warp, 16 a block; those that are not there are 0. Of V words are two
-// neighbouring tokens: operands as they lie.
+// The newest tokens, one per warp, 16 per block; missing ones are 0. A word of V has two
+// neighbouring tokens: the layout of the operands.
 //! [newest]
 template <class Pass, int kHeadDim>
 __global__ void __launch_bounds__(Pass::kThreads)

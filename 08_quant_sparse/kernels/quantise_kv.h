@@ -1,10 +1,10 @@
-// From bf16 to codes of 8 bits: what fills the cache of the decode steps. Each key and each value
-// of a head has a scale of its own, so that a token can be appended and nothing else changes.
+// Fills the cache of the 8-bit decode steps, bf16 to 8-bit codes. Each key and each value of a head
+// has its own scale, so that a token can be appended without changing others.
 //
 //     k8, v8 [B Hkv, seqlen_k, d]    descale [B Hkv, padded, 2]: of the key, of the value
 //
-// NaN and infinities propagate: the descale of their token is NaN, and O of each query that sees
-// the token. What lies behind the keys in use is not read, and not written.
+// NaN and Inf propagate: the descale of their token is NaN, and so is O of each query that attends
+// to the token. Keys past the used length are neither read nor written.
 #pragma once
 
 #include "attn/kernel.h"
@@ -14,15 +14,15 @@
 namespace ATTN_BACKEND::flash_decoding {
 using namespace attn;
 
-// Least values that a scale is chosen for, so that tokens of zeros have one: of a K, of a V.
+// Smallest maxima for which a scale is chosen, so that tokens of zeros have one: of K, of V.
 constexpr float kSmallestMax = 1e-10f, kSmallestV = 0x1p-80f;
 struct QuantisePass {
   static constexpr int kThreads = 256;
 };
-// Descales are copied 16 bytes at a time, two tokens: rows of them begin at such.
+// Descales are copied 16 bytes at a time, two tokens: their rows are aligned to that.
 inline __host__ __device__ int64_t padded_keys(int64_t keys) { return round_up(keys, 2); }
 
-// A warp has some rows of K (blockIdx.y = 0) or V, eight columns a lane.
+// A warp has some rows of K (blockIdx.y = 0) or V, eight columns per lane.
 //! [quantise]
 template <class Pass, class Codes, int kHeadDim>
 __global__ void __launch_bounds__(Pass::kThreads)
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
                             : make_uint4(0, 0, 0, 0);
   const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
   float x[8];
-  // Sizes as whole numbers compare as the numbers do, with infinity and then NaN at the end.
+  // Magnitudes as integers compare like the floats, with Inf and then NaN at the end.
   unsigned largest_bits = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(Pass::kThreads) clear_kernel(unsigned* gSemaph
   if (idx < count) gSemaphore[idx] = 0;
 }
 
-// The counters that blocks leave at 0: once, before all launches.
+// The counters that blocks reset to 0: cleared once, before all launches.
 inline Status clear_counters(const Arguments& args) {
   using Pass = QuantisePass;
   const int64_t count = splits::row_blocks(args.problem, splits::kMmaRows);

@@ -1,10 +1,10 @@
-// From bf16 to codes of four bits, two a byte: what fills the cache of d3. A key's, or a value's,
-// least number becomes code 0 and its largest 15.
+// Fills the cache of d3, bf16 to 4-bit codes, two per byte. The minimum of a key or a value becomes
+// code 0, the maximum code 15.
 //
 //     k4, v4 [B Hkv, seqlen_k, d / 2]    descale [B Hkv, padded, 2]: of the key, of the value, each
-//                                        two numbers of bf16, the scale and what code 8 means
+//                                        two bf16 numbers, the scale and the meaning of code 8
 //
-// QServe (arXiv 2405.04532), section 5.1. NaN and infinities propagate as in quantise_kv.h.
+// QServe (arXiv 2405.04532), section 5.1. NaN and Inf propagate as in quantise_kv.h.
 #pragma once
 
 #include "kernels/quantise_kv.h"
@@ -20,8 +20,8 @@ __device__ __forceinline__ Affine affine_of(uint32_t pair) {
   return {unpack<__nv_bfloat16>(pair, 0), unpack<__nv_bfloat16>(pair, 1)};
 }
 
-// The scale and the middle (what code 8 means) of numbers from `least` to `most`, both rounded to
-// bf16; codes are chosen for what is stored. If the numbers are closer than the smallest scale, the
+// The scale and the middle (the meaning of code 8) of numbers from `least` to `most`, both rounded
+// to bf16; the codes fit the stored values. If the numbers are closer than the smallest scale, the
 // middle is that of their range: zeros then decode to exactly 0, and not to a rounding error of 8
 // scales.
 template <class Codes>
@@ -33,7 +33,7 @@ __device__ __forceinline__ Affine affine_for(float least, float most, float smal
           rounded(width < smallest_scale ? 0.5f * (least + most) : least + Codes::kMiddle * scale)};
 }
 
-// A warp has some rows of K (blockIdx.y = 0) or V, eight columns a lane.
+// A warp has some rows of K (blockIdx.y = 0) or V, eight columns per lane.
 //! [quantise]
 template <class Pass, class Codes, int kHeadDim>
 __global__ void __launch_bounds__(Pass::kThreads)

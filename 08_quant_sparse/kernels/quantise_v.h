@@ -1,12 +1,12 @@
-// V from bf16 to e4m3, with a scale for each channel (column) of a head, transposed: wgmma takes
-// operands of 8 bits along k alone, which are keys here. Largest numbers of parts of a head come
-// first, then those of the head, then codes.
+// V from bf16 to e4m3, one scale per channel (column) of a head, transposed: wgmma takes 8-bit
+// operands K-major only, and the summed index is the key here. Absolute maxima of parts of a head
+// come first, then those of the head, then the codes.
 //
 //     v_parts [B Hkv, parts, d]    v_descale [B Hkv, d]
 //     v8 [B Hkv, d, padded]        its keys in the order of e4m3_column in each 16 (wgmma_e4m3.h)
 //
-// SageAttention2 (arXiv 2411.10958), section 3.3. Scales come from finite values. A NaN or an
-// infinity becomes e4m3's NaN code, and stays in its key.
+// SageAttention2 (arXiv 2411.10958), section 3.3. Scales come from finite values. NaN and Inf
+// become e4m3's NaN code, so they affect their own key only.
 #pragma once
 
 #include "kernels/mean_parts.h"
@@ -17,10 +17,10 @@ namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
 constexpr float kLargestE4M3 = 448;
-// Rows of v8 are whole 16 bytes.
+// Rows of v8 are padded to 16 bytes.
 inline __host__ __device__ int64_t padded_keys(int64_t keys) { return round_up(keys, 16); }
 
-// As mean_parts_kernel of smooth.h, with the largest in place of the sum.
+// As mean_parts_kernel of smooth.h, with the maximum instead of the sum.
 //! [largest]
 template <class Pass, int kHeadDim>
 __global__ void __launch_bounds__(Pass::kThreads)
@@ -58,7 +58,8 @@ __device__ __forceinline__ Scale e4m3_scale_of(unsigned largest_bits) {
   const float largest = fmaxf(__uint_as_float(largest_bits), kSmallestV);
   return {kLargestE4M3 / largest, largest / kLargestE4M3};
 }
-// A block has a head, a thread a channel. The largest of a head replaces that of its first part.
+// One block per head, one thread per channel. The maximum of a head replaces that of its first
+// part.
 template <int kHeadDim>
 __global__ void channel_kernel(unsigned* __restrict__ gParts, int parts,
                                float* __restrict__ gDescale) {
@@ -70,8 +71,8 @@ __global__ void channel_kernel(unsigned* __restrict__ gParts, int parts,
 }
 //! [largest]
 
-// A block transposes 128 keys of 64 columns. A thread has 8 columns of the four keys that lie in
-// neighbouring slots: in shared memory they are a word of each column.
+// A block transposes 128 keys of 64 columns. A thread has 8 columns of the four keys in
+// neighbouring slots: in shared memory they are one word per column.
 //! [transpose]
 constexpr int kTransposedKeys = 128, kTransposedColumns = 64;
 template <class Pass, int kHeadDim>
@@ -138,7 +139,7 @@ Status quantise_v(const Arguments& args) {
       dim3(Pass::kThreads), 0, args.stream, v, seqlen_k, largest, parts, args.out<uint8_t>("v8"));
 }
 
-// All of a step's pass: the mean of K, codes of Q and K, codes of V.
+// A step's whole pass: the mean of K, codes of Q and K, codes of V.
 template <int kHeadDim, class Groups>
 Status quantise_all(const Arguments& args) {
   if (const Status status = quantise_smoothed<kHeadDim, Groups>(args); !status.ok()) return status;

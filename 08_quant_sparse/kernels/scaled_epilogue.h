@@ -1,4 +1,4 @@
-// The epilogue of prefill steps whose lse is shifted, or whose columns of O have scales.
+// Epilogue of prefill steps with a shift of lse, or with scales for the columns of O.
 #pragma once
 
 #include "kernels/hopper/fragments.h"
@@ -6,9 +6,8 @@
 
 namespace ATTN_BACKEND::hopper {
 
-// As in chapter 06: (7) O = O / l, once; (8) store O and lse. Where there is a `gLseShift` [rows of
-// all heads], lse is that much more; where there are `gChannels` [d], O's columns are multiplied by
-// them.
+// As in chapter 06: (7) O = O / l, once; (8) store O and lse. `gLseShift` [rows of all heads], if
+// given, is added to lse; `gChannels` [d], if given, multiplies the columns of O.
 //! [epilogue]
 template <class Element, int kHeadDim>
 __device__ __forceinline__ void store_o(Element* gO, float* gLse, const WorkTile& work,
@@ -20,7 +19,7 @@ __device__ __forceinline__ void store_o(Element* gO, float* gLse, const WorkTile
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     row_sum[r] = quad_sum(row_sum[r]);
-    // A row that attends to nothing has O = 0. Every other row has a P of about 1, or a NaN.
+    // A fully masked row has O = 0. Every other row has a P of about 1, or a NaN.
     const bool none = row_sum[r] == 0;
     const float factor = none ? 0 : __fdividef(1, row_sum[r]);
     const int row = first_row() + 8 * r;

@@ -1,6 +1,5 @@
-// The mean of K over the keys of a head, before K is rounded: in two kernels, without atomics, so
-// that it has the same bits each time. Parts of a head are added up by blocks of their own, then
-// the parts.
+// The mean of K over the keys of a head, before K is rounded: two kernels without atomics, so the
+// result is bitwise reproducible. Blocks sum parts of a head; then the parts are added.
 //
 //     k_parts [B Hkv, parts, d]    k_mean [B Hkv, d]    lse_shift [B, Hq, seqlen_q]
 //
@@ -13,8 +12,8 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// A block adds up a part of the keys of a head, `keys` of them. Of each column a thread has every
-// kRowsPerPass-th key; then one thread a column adds up these sums.
+// A block sums one part of a head's keys, `keys` of them. A thread adds every kRowsPerPass-th key
+// of a column; then one thread per column adds the partial sums.
 //! [parts]
 template <class Pass, int kHeadDim>
 __global__ void __launch_bounds__(Pass::kThreads)
@@ -35,7 +34,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) sSum[thread_row][8 * lane + i] = sum[i];
-  __syncthreads();  // the sums of all threads are there
+  __syncthreads();  // the sums of all threads are stored
   for (int col = threadIdx.x; col < kHeadDim; col += Pass::kThreads) {
     float all = 0;
     for (int row = 0; row < kRowsPerPass; ++row) all += sSum[row][col];
@@ -47,7 +46,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   }
 }
 
-// A block has a head, a thread a column.
+// One block per head, one thread per column.
 template <int kHeadDim>
 __global__ void mean_kernel(const float* __restrict__ gParts, int seqlen_k, int parts,
                             float* __restrict__ gMean) {
@@ -78,7 +77,7 @@ Status mean_of_k(const Arguments& args) {
                        seqlen_k, parts, args.out<float>("k_mean"));
 }
 
-// The mean, then codes of what is left.
+// The mean, then codes of the rest.
 template <int kHeadDim, class Groups>
 Status quantise_smoothed(const Arguments& args) {
   if (const Status status = mean_of_k<kHeadDim>(args); !status.ok()) return status;

@@ -1,11 +1,11 @@
-// The mean of each tile of Q, and what it adds to the scores of the tile: with q = q' + mean the
-// product q . k is q' . k + mean . k, of which the second part is a number for each key. So a tile
-// of 128 queries has a vector over the keys, which its kernel adds to S.
+// Smooth Q: the mean of each tile of Q, and its contribution to the scores. With q = q' + mean, q .
+// k is q' . k + mean . k, and the second term is one number per key. So a tile of 128 queries has a
+// vector over the keys, which its kernel adds to S.
 //
-//     q_sums [B Hq, tiles, d]    vectors [B Hq, tiles, padded keys]: to base 2, scaled
+//     q_sums [B Hq, tiles, d]    vectors [B Hq, tiles, padded keys]: in log2 units, scaled
 //
-// SageAttention2 (arXiv 2411.10958), section 3.1. K of the vector is not rounded: the mean has no
-// part in any rounding error.
+// SageAttention2 (arXiv 2411.10958), section 3.1. The vector uses the unquantised K, so the mean
+// adds no rounding error.
 #pragma once
 
 #include "kernels/fp8_fragments.h"
@@ -14,11 +14,11 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// Rows of `vectors` are whole 16 bytes.
+// Rows of `vectors` are padded to 16 bytes.
 inline __host__ __device__ int64_t padded_vector(int64_t keys) { return round_up(keys, 4); }
 
-// A block has 512 keys and up to 16 tiles of queries of a head; a thread 4 keys and 8 tiles, so
-// that what it reads of a mean is used four times, and of a key eight times.
+// A block has 512 keys and up to 16 query tiles of a head; a thread has 4 keys and 8 tiles. So it
+// uses each loaded mean four times and each loaded key eight times.
 //! [vectors]
 constexpr int kVectorKeys = 512, kVectorTiles = 16, kOwnKeys = 4;
 template <class Pass, int kHeadDim>
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
                    float* __restrict__ gVectors) {
   constexpr int kKeysApart = kVectorKeys / kOwnKeys;
   constexpr int kOwnTiles = kVectorTiles / (Pass::kThreads / kKeysApart);
-  alignas(16) __shared__ float sMeans[kVectorTiles][kHeadDim];  // of the tiles; 0 where none is
+  alignas(16) __shared__ float sMeans[kVectorTiles][kHeadDim];  // of the tiles; 0 for missing ones
   alignas(16) __shared__ float sMean[kHeadDim];                 // of K
   const int tiles = ceil_div(seqlen_q, kScaleRows), blocks = ceil_div(tiles, kVectorTiles);
   const int64_t head = blockIdx.x / blocks, kv_head = head / group;
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   }
   for (int i = threadIdx.x; i < kHeadDim; i += Pass::kThreads)
     sMean[i] = gMean[kv_head * kHeadDim + i];
-  __syncthreads();  // the means of all are there
+  __syncthreads();  // all means are loaded
   const int key0 = static_cast<int>(blockIdx.y * kVectorKeys + threadIdx.x % kKeysApart);
   const int first = static_cast<int>(threadIdx.x) / kKeysApart * kOwnTiles;
   float sum[kOwnKeys][kOwnTiles] = {};
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
 }
 //! [vectors]
 
-// All of the pass: means of K and of Q, codes of what is left, vectors, codes of V.
+// The whole pass: means of K and of Q, codes of the rest, vectors, codes of V.
 template <int kHeadDim, class Groups>
 Status quantise_smooth_q(const Arguments& args) {
   const ForwardParams<__nv_bfloat16> params(args);
@@ -115,7 +115,7 @@ Status quantise_smooth_q(const Arguments& args) {
   return quantise_v<kHeadDim>(args);
 }
 
-// Boxes of vectors: a tile of keys, as pairs of 16 bits.
+// TMA boxes of the vectors: one key tile, as pairs of 16 bits.
 struct SmoothTensorMaps : Fp8TensorMaps {
   TensorMap vectors;
   Status make(const Arguments& args, int block_m, int block_n) {
@@ -129,7 +129,7 @@ struct SmoothTensorMaps : Fp8TensorMaps {
   }
 };
 
-// Scores to base 2, each with the vector's number of its key.
+// Scores in log2 units, each plus the vector's element of its key.
 //! [add_vector]
 template <int kTiles>
 __device__ __forceinline__ void scores_with_vector(float (&s)[kTiles][4],

@@ -1,6 +1,6 @@
-// What d4_sparq's kernels and its model on the host both compute, with the same bits: which columns
-// and which tokens are read. Sums in a given order, fused multiply-adds where they are written, and
-// an exp2 of these alone, so that no other compiler or unit rounds otherwise.
+// What d4_sparq's kernels and its host model compute bitwise equally: which columns and tokens are
+// read. Sums have a fixed order, FMAs are explicit, and exp2 is made of FMAs, so no compiler or
+// unit rounds differently.
 #pragma once
 
 #include <cmath>
@@ -16,11 +16,11 @@
 
 namespace attn::sparq {
 
-constexpr int kSumThreads = 256;  // sums over keys: so many strided ones, then pairs of them
-constexpr int kMaxGroup = 64;    // query heads of a K/V head
+// sums over keys: this many strided partial sums, then pairs of them
+constexpr int kSumThreads = 256;
+constexpr int kMaxGroup = 64;  // query heads per KV head
 
-// r, k and l of the paper: columns of K that guess the scores; tokens that are read; how many of
-// them are the newest ones.
+// r, k and l of the paper: columns of K for the estimate; tokens that are read; the newest of them.
 struct Choice {
   int columns, keys, newest;
 };
@@ -33,8 +33,8 @@ inline Choice choice_of(const Problem& p) {
   return {option("top_columns", 32), keys, option("newest_keys", keys < 4 ? 1 : keys / 4)};
 }
 
-// 2^x of x <= 0, to some 1e-7; 0 below 2^-60, so that no unit has a
-// subnormal number to flush. NaN stays.
+// 2^x for x <= 0, error some 1e-7; 0 below 2^-60, so that no unit has a subnormal to flush. NaN
+// stays NaN.
 //! [exp2]
 inline ATTN_SPARQ_BOTH float exp2_of(float x) {
   if (!(x >= -60)) return x == x ? 0 : x;
@@ -50,8 +50,8 @@ inline ATTN_SPARQ_BOTH float exp2_of(float x) {
 }
 //! [exp2]
 
-// What a head's sums of products with some columns are multiplied by, to base 2. The paper's
-// temperature: sqrt(d) times the root of the part of |q| that these columns have.
+// The factor of a head's partial dot products, in log2 units. The paper's temperature: sqrt(d)
+// times the root of the share of |q| that these columns have.
 inline ATTN_SPARQ_BOTH float guess_scale(float scale_log2, float all, float chosen) {
   return chosen > 0 ? scale_log2 * sqrtf(all / chosen) : scale_log2;
 }

@@ -1,4 +1,4 @@
-// The steps that skip: what the host knows of their tiles and lists.
+// The block-sparse steps: what the host knows of their tiles and lists.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,12 @@
 
 namespace attn {
 
-/// Queries and keys of a tile: blocks of a mask are multiples of them.
+/// Queries and keys per tile: mask blocks are multiples of them.
 constexpr int kSparseBlockM = 128;
 constexpr int sparse_block_n(int64_t head_dim) { return head_dim == 256 ? 64 : 128; }
 
-/// The mask of blocks of a problem, that of columns, and that of tiles; null where it has none.
+// / The block mask of a problem, its column intervals, its sliding tile windows; null if it has
+// none.
 inline const BlockMask* blocks_of(const Problem& p) {
   return dynamic_cast<const BlockMask*>(p.mask.get());
 }
@@ -24,18 +25,18 @@ inline const ColumnIntervals* columns_of(const Problem& p) {
 inline const SlidingTiles* tiles_of_canvas(const Problem& p) {
   return dynamic_cast<const SlidingTiles*>(p.mask.get());
 }
-/// Intervals of a column.
+/// Intervals per column.
 inline int intervals_of(const Problem& p) { return static_cast<int>(columns_of(p)->shape()[2]); }
 
-/// Tiles of queries of a head.
+/// Query tiles per head.
 inline int64_t tiles_of_queries(const Problem& p) {
   return (p.seqlen_q + kSparseBlockM - 1) / kSparseBlockM;
 }
 
-/// Heads, of all sequences, that have lists of their own.
+/// Heads, over all sequences, that have lists of their own.
 int64_t lists_of(const Problem&);
 
-/// Between the lists of two sequences and of two heads, in lists; 0 where they share one.
+/// Strides between the lists of two sequences and of two heads, in lists; 0 if they share one.
 struct ListStrides {
   int batch = 0, head = 0;
 };

@@ -1,4 +1,4 @@
-// The tensor maps of the steps that skip: Q, K and V of 16 bits, in tiles.
+// Tensor maps of the block-sparse steps: Q, K and V of 16 bits, in tiles.
 #pragma once
 
 #include "attn/kernel.h"
@@ -7,8 +7,8 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// A map of [heads, rows, d] of 16 bits, whose boxes are tiles of `tile_rows` rows and all panels of
-// 64 columns. Rows that are not there arrive as zeros.
+// Tensor map of 16-bit [heads, rows, d], with boxes of `tile_rows` rows and all panels of 64
+// columns. TMA fills missing rows with zeros.
 struct TensorMaps {
   TensorMap q, k, v;
   template <class Element>

@@ -1,4 +1,4 @@
-// What a tile of queries is of. The same for all prefill steps of this chapter.
+// Description of a query tile. The same for all prefill steps of this chapter.
 #pragma once
 
 #include "attn/kernel.h"
@@ -7,8 +7,8 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// Of steps that skip: places in the list of all tiles' blocks. From `first` on those of which every
-// row sees all keys, from `masked` on those that need the element mask, up to `end`.
+// Block list of a tile in a sparse step: positions in the list of all tiles. Blocks from `first` on
+// need no mask, those from `masked` on need the element mask; the list ends at `end`.
 //! [visits]
 struct BlockList {
   int first, masked, end;
@@ -16,12 +16,12 @@ struct BlockList {
 };
 //! [visits]
 
-// What a block works on: some rows of one head, and the blocks of keys that they see.
+// Work tile of a block: some rows of one head, and their visible key blocks.
 //! [work]
 struct WorkTile {
   int row0 = -1;  // first row in its sequence; -1: end of work
   int seqlen_q, seqlen_k;
-  int q_head, kv_head;  // counted through the batch
+  int q_head, kv_head;  // counted over the batch
   KvBlockRange kv_range;
   int64_t o, lse;  // offsets of the first row, in elements
   // Sparse steps visit these blocks instead of `kv_range`; the last key, or -1.

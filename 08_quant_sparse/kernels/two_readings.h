@@ -1,15 +1,15 @@
-// What s9 must know of Q, K and V before attention, in three kernels that read each of them twice:
-// to measure, and to round. s7 reads K once more, in seven kernels.
+// The passes of s9 before attention: three kernels that read Q, K and V twice, to measure and to
+// quantise. s7 reads K once more, in seven kernels.
 //
-//     measure   Q, K, V -> q_mean, q_similar, k_means, k_similar as pool_kernel has them
-//                          (choose_blocks.h); v_parts [B Hkv, blocks, 3, d]: sum, least, most
+//     measure   Q, K, V -> q_mean, q_similar, k_means, k_similar as in pool_kernel
+//                          (choose_blocks.h); v_parts [B Hkv, blocks, 3, d]: sum, min, max
 //     reduce    those   -> k_mean [B Hkv, d], v_channel [B Hkv, d, 2]: mean and descale of V
 //     codes     Q, K, V -> q8, k8, q_descale, k_descale, lse_shift (quantise.h); v8
 //
-// Nothing is rounded before the mean of all keys is known, which is why there are two readings. V
-// has a mean and a scale for each channel of a head: the blocks that a tile of queries visits come
-// from all over the sequence, so that a chunk's mean (quantise_chunks.h) would need an O of its
-// own for each chunk. Means and scales are those of finite values.
+// There are two reads because nothing can be rounded before the mean of all keys is known. V has
+// one mean and scale per channel of a head: a query tile visits blocks from the whole sequence, so
+// means per chunk (quantise_chunks.h) would need one O per chunk. Means and scales come from finite
+// values.
 #pragma once
 
 #include "kernels/block_sums.h"
@@ -19,16 +19,16 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// A block of rows, pooled as pool_kernel does it, by four times as many threads, which have all of
-// it on its way at once. Means have the bits that pool_kernel finds: rows go through shared memory,
+// Pools a block of rows as pool_kernel does, with four times as many threads, which have all of it
+// in flight at once. The means are bitwise those of pool_kernel: rows go through shared memory,
 // where column_owners() threads have two columns each, in its order.
 //! [pool_rows]
 template <class Pass, int kHeadDim, int kRows>
 struct PoolStorage {
   static constexpr int kLanes = kHeadDim / 8, kRowsPerPass = Pass::kThreads / kLanes;
-  static constexpr int kTimes = kRows / kRowsPerPass;                         // rows of a thread,
-  static constexpr int kTogether = kTimes < kPoolRows ? kTimes : kPoolRows;  // so many at a time
-  static constexpr int kStaged = kTogether * kRowsPerPass;  // and of all threads: rows in sRows
+  static constexpr int kTimes = kRows / kRowsPerPass;  // rows per thread
+  static constexpr int kTogether = kTimes < kPoolRows ? kTimes : kPoolRows;  // rows per pass
+  static constexpr int kStaged = kTogether * kRowsPerPass;  // rows in sRows, over all threads
   static constexpr int kPairs = kHeadDim / 2, kOwners = column_owners(kHeadDim);
   static_assert(kOwners == kPoolThreads / kLanes && kOwners * kPairs == Pass::kThreads);
   uint4 sRows[kStaged][kLanes];
@@ -54,7 +54,7 @@ __device__ __forceinline__ void pool_rows(PoolStorage<Pass, kHeadDim, kRows>& sm
   float2 sum = make_float2(0, 0), direction = sum;
 #pragma unroll
   for (int first = 0; first < Storage::kTimes; first += kTogether) {
-    if (first > 0) __syncthreads();  // all have read the rows before
+    if (first > 0) __syncthreads();  // all threads have read the previous rows
     float square[kPoolRows] = {};
 #pragma unroll
     for (int r = 0; r < kTogether; ++r) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ void pool_rows(PoolStorage<Pass, kHeadDim, kRows>& sm
     const float of_row = sums_of_rows<kLanes>(square, lane);
     if (lane < kTogether)
       smem.sInverse[thread_row + lane * kRowsPerPass] = of_row > 0 ? 1 / sqrtf(of_row) : 0;
-    __syncthreads();  // the rows, and what their lengths are the inverse of, are there
+    __syncthreads();  // the rows and their inverse norms are stored
 #pragma unroll 8
     for (int row = owner; row < Storage::kStaged; row += Storage::kOwners) {
       const uint32_t two = reinterpret_cast<const uint32_t*>(smem.sRows[row])[pair];
@@ -77,7 +77,7 @@ __device__ __forceinline__ void pool_rows(PoolStorage<Pass, kHeadDim, kRows>& sm
     }
   }
   smem.sSum[owner][pair] = sum, smem.sDirection[owner][pair] = direction;
-  __syncthreads();  // the sums of all owners are there
+  __syncthreads();  // the sums of all owners are stored
   for (int col = threadIdx.x; col < kHeadDim; col += Pass::kThreads) {
     float all = 0, of_directions = 0;
     for (int n = 0; n < Storage::kOwners; ++n) {
@@ -89,7 +89,7 @@ __device__ __forceinline__ void pool_rows(PoolStorage<Pass, kHeadDim, kRows>& sm
     of_directions /= static_cast<float>(count);
     smem.sLength[col] = fabsf(mean) < INFINITY ? of_directions : NAN;
   }
-  __syncthreads();  // the lengths of all columns are there
+  __syncthreads();  // the squared sums of all columns are stored
   if (threadIdx.x >= kWarp) return;
   float length = 0;
   for (int col = threadIdx.x; col < kHeadDim; col += kWarp)
@@ -100,7 +100,7 @@ __device__ __forceinline__ void pool_rows(PoolStorage<Pass, kHeadDim, kRows>& sm
 }
 //! [pool_rows]
 
-// Of two columns of a block of V a thread has every kOwners-th row.
+// A thread has every kOwners-th row of two columns of a block of V.
 //! [measure]
 template <int kHeadDim>
 using ChannelParts = float2[3][column_owners(kHeadDim)][kHeadDim / 2];
@@ -121,7 +121,7 @@ __device__ __forceinline__ void channels_of_block(ChannelParts<kHeadDim>& sParts
     most.x = fmaxf(most.x, x), most.y = fmaxf(most.y, y);
   }
   sParts[0][owner][pair] = sum, sParts[1][owner][pair] = least, sParts[2][owner][pair] = most;
-  __syncthreads();  // the parts of all owners are there
+  __syncthreads();  // the partial results of all owners are stored
   if (owner > 0) return;
   for (int n = 1; n < kOwners; ++n) {
     const float2 a = sParts[0][n][pair], low = sParts[1][n][pair], high = sParts[2][n][pair];
@@ -139,7 +139,7 @@ __device__ __forceinline__ void channels_of_block(ChannelParts<kHeadDim>& sParts
   g[0] = sum, g[kPairs] = least, g[2 * kPairs] = most;
 }
 
-// A block has a block of rows of a head. blockIdx.y: of Q, K or V.
+// One thread block per block of rows of a head. blockIdx.y: Q, K or V.
 template <class Pass, int kHeadDim, int kBlockM, int kBlockN>
 __global__ void __launch_bounds__(Pass::kThreads, 3)
     measure_kernel(Pooled<__nv_bfloat16> q, Pooled<__nv_bfloat16> k, int64_t q_heads,
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(Pass::kThreads, 3)
 }
 //! [measure]
 
-// A block has a head, of K (blockIdx.y is 0) or of V; kOwners threads have a column.
+// One block per head, of K (blockIdx.y is 0) or of V; kOwners threads per column.
 //! [reduce]
 struct ReducePass {
   static constexpr int kThreads = kReduceThreads;
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
     }
   }
   sSum[owner][col] = sum, sLeast[owner][col] = least, sMost[owner][col] = most;
-  __syncthreads();  // those of all owners are there
+  __syncthreads();  // those of all owners are stored
   if (owner > 0) return;
   for (int n = 1; n < kOwners; ++n) {
     sum += sSum[n][col];

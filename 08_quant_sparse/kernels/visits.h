@@ -1,4 +1,4 @@
-// Which blocks of keys a tile of queries visits, where that is no range: a list for each tile.
+// Block lists: the key blocks that a query tile visits, where they form no range.
 #pragma once
 
 #include "kernels/sparse.h"
@@ -7,14 +7,14 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// One list for each tile of queries of each head; a stride of 0: one for all heads, or sequences.
+// One list per query tile of each head; a stride of 0: shared by all heads, or sequences.
 struct BlockLists {
-  const BlockList* gVisits;  // [B or 1, Hq or 1, tiles of queries]
-  const int* gBlocks;     // of all tiles, one after the other
+  const BlockList* gVisits;  // [B or 1, Hq or 1, query tiles]
+  const int* gBlocks;  // of all tiles, concatenated
   int batch_stride, head_stride;
 };
 
-// A tile without blocks visits block 0, of which nothing is seen.
+// A tile with an empty list visits block 0, fully masked.
 template <class Config>
 __device__ __forceinline__ WorkTile listed_work_of(const Shape& shape, TileOrder::Tile tile,
                                                const BlockLists& lists) {
@@ -27,21 +27,21 @@ __device__ __forceinline__ WorkTile listed_work_of(const Shape& shape, TileOrder
   return work;
 }
 
-// What the intervals of a block of keys have in common.
+// Bounds over the intervals of a key block.
 //! [classify]
 struct Bounds {
   int begin_min, begin_max, end_min, end_max;
 };
 enum BlockClass { kHidden, kUnmasked, kMasked };
 //! [ex08c]
-// Of rows [row0, last_row] and a block of keys, whose bounds are those of all its columns.
+// Classifies a key block for rows [row0, last_row] by the bounds over all its columns.
 __host__ __device__ inline BlockClass classify(const Bounds* bounds, int count, int row0,
                                                int last_row) {
   BlockClass is = kUnmasked;
   for (int i = 0; i < count; ++i) {
     const Bounds& b = bounds[i];
-    if (b.begin_max <= row0 && b.end_min > last_row) return kHidden;  // from all rows
-    if (b.begin_min <= last_row && b.end_max > row0) is = kMasked;    // perhaps from some
+    if (b.begin_max <= row0 && b.end_min > last_row) return kHidden;  // for all rows
+    if (b.begin_min <= last_row && b.end_max > row0) is = kMasked;  // perhaps for some
   }
   return is;
 }

@@ -1,5 +1,5 @@
-// Windows of tiles over a canvas (Sliding Tile Attention, arXiv 2502.04507): which blocks of keys a
-// tile of queries visits, by arithmetic alone.
+// Sliding tile windows over a canvas (Sliding Tile Attention, arXiv 2502.04507): the key blocks
+// that a query tile visits, computed arithmetically.
 #pragma once
 
 #include "kernels/sparse.h"
@@ -12,8 +12,8 @@ using namespace attn;
 struct TileWindows {
   const int* gWindows;       // [Hq, 3]: sides of each head's window, in tiles of the canvas
   int canvas[3];             // its sides in tiles
-  int m_of_tile, n_of_tile;  // tiles of queries, and blocks of keys, of a tile of the canvas
-  int n_blocks, tail;        // of all keys; 1 if the last of them is cut
+  int m_of_tile, n_of_tile;  // query tiles, and key blocks, per tile of the canvas
+  int n_blocks, tail;  // of all keys; 1 if the last block is partial
   TileWindows(const Arguments& args, int block_n)
       : gWindows(args.in<int>("tile_windows")),
         n_blocks(static_cast<int>(ceil_div(args.problem.seqlen_k, block_n))),
@@ -28,7 +28,7 @@ struct TileWindows {
     int begin[3], size[3];
   };
   //! [ex08b]
-  // Around a tile of queries, moved so that it lies inside the canvas; for text all of the canvas.
+  // The window centred on a query tile, moved inside the canvas; for text, the whole canvas.
   __device__ Window around(int head, int m_block) const {
     const int tile = m_block / m_of_tile;
     const int idx[3] = {tile / canvas[2] / canvas[1], tile / canvas[2] % canvas[1],
@@ -45,7 +45,7 @@ struct TileWindows {
   __device__ int in_canvas(const Window& w) const {
     return w.size[0] * w.size[1] * w.size[2] * n_of_tile;
   }
-  // Blocks of the window, then those of text, which all see.
+  // Blocks of the window, then those of text, which are visible to all.
   __device__ int count(const Window& w) const {
     return in_canvas(w) + n_blocks - canvas[0] * canvas[1] * canvas[2] * n_of_tile;
   }

@@ -1,5 +1,5 @@
-// What chapter 08 promises of its prefill steps: right on every shape that they accept, and as near
-// to attention to what was given as the chapter says.
+// Prefill steps of chapter 08: correct on every shape that they accept, and within the errors that
+// the chapter states.
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -23,9 +23,9 @@ const std::vector<int64_t> kHeadDims{64, 128, 64, 256};
 constexpr DType kTypes[] = {DType::int8, DType::e4m3};  // of prefill steps
 }  // namespace
 
-// Prefill: int8, or e4m3 with P V in it, three head dims, --scale at least 1e-10. Decode: each its
-// type, up to 16 queries, lengths and splits by their options. Steps that skip: 16 bits, and masks
-// of blocks that are multiples of tiles (test_sparse.cpp has no others but one).
+// Prefill: int8, or e4m3 with FP8 P V, three head dims, --scale at least 1e-10. Decode: each its
+// type, up to 16 queries, lengths and splits by their options. Block-sparse steps: 16 bits, and
+// block masks in multiples of the tiles (with one exception, test_sparse.cpp has no others).
 bool attn::tests::promised(const Step& step, const Problem& p) {
   if (!one_of(p.head_dim, {64, 128, 256})) return false;
   if (step.name.starts_with("q"))
@@ -61,7 +61,7 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
          p.softcap == 0 && !p.alibi && !p.own.contains("num_splits");
 }
 
-TEST_CASE("prefill steps are right on short problems", "[emulated]") {
+TEST_CASE("prefill steps match the reference on short problems", "[emulated]") {
   Counts ran;
   for (const DType type : kTypes) {
     int n = 0;
@@ -74,9 +74,9 @@ TEST_CASE("prefill steps are right on short problems", "[emulated]") {
   CHECK(ran.least('q') >= 11);
 }
 
-// Windows of 4096 values: one whole and part of another, three, those that a mask cuts off; tiles
-// of several heads, so that what one left in device memory is not taken for another's.
-TEST_CASE("q8 merges windows", "[emulated]") {
+// Chunks of 4096 values: one whole and part of another; three; some cut off by a mask; tiles of
+// several heads, so that one head's workspace is not taken for another's.
+TEST_CASE("q8 merges chunks", "[emulated]") {
   const auto check = [](Problem p) {
     const Counts ran = check_steps("forward", p, Backend::emulated, [](const Step& step, int) {
       return step.name == "q8_tuned";
@@ -111,8 +111,8 @@ TEST_CASE("prefill steps on the GPU", "[gpu]") {
   CHECK(ran.least('q') >= 110);
 }
 
-// Of these problems a step gets the first that it does not refuse: plain, intervals of columns, a
-// canvas of windows and text, a field of which some P V is skipped, and one of which none is.
+// A step gets the first of these problems that it does not refuse: plain, column intervals, a
+// canvas with windows and text, a field with some P V skipped, and one with none skipped.
 static std::vector<Problem> repeated_problems(const Step& step) {
   const bool decodes = step.operation->name == "decode";
   Problem plain = problem(decodes ? 2 : 1203, 1603, 128, quantises_to(step));
@@ -151,7 +151,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   }
 }
 
-TEST_CASE("what tests of large tensors do, on small ones", "[emulated]") {
+TEST_CASE("the large-tensor test on small tensors", "[emulated]") {
   for (const DType type : kTypes) {
     Problem p = small_repeated_problem();
     p.dtype = type;
@@ -179,10 +179,10 @@ bool prefills(const Step& step) { return step.name.starts_with("q"); }
 
 }  // namespace
 
-// docs/notation.md, "NaN and infinities". int8 has no code for NaN: it is in the scale of its
-// group, and reaches the tiles of queries that are multiplied with the group's tile. Where K has a
-// mean subtracted, that of the head lacks a value, and other rows are rounded otherwise.
-TEST_CASE("NaN in Q or K of 8 bits reaches the rows that see its tile", "[emulated]") {
+// docs/notation.md, "NaN and infinities". int8 has no code for NaN, so the scale of its group
+// carries it to the query tiles that are multiplied with the group's tile. With smooth K, the
+// head's mean lacks one value, so other rows are rounded differently.
+TEST_CASE("NaN in int8 Q or K reaches the rows that attend to its tile", "[emulated]") {
   for (const Step& step : chapter().steps | std::views::filter(prefills))
     for (const char* tensor : {"q", "k"})
       for (const float bad : {NAN, INFINITY, -INFINITY}) {
@@ -192,14 +192,14 @@ TEST_CASE("NaN in Q or K of 8 bits reaches the rows that see its tile", "[emulat
         p.finish();
         HostTensors in = draw_inputs(p, forward().inputs(p));
         const HostTensors right = outputs_of(step, p, in);
-        in.at(tensor).data[10 * 64 + 7] = bad;  // of the first head's first tile
+        in.at(tensor).data[10 * 64 + 7] = bad;  // in the first tile of the first head
         const HostTensors out = outputs_of(step, p, in);
         const auto all_nan = [&](int64_t h, int64_t i) {
           const float* const o = out.at("o").row(0, h, i);
           return std::all_of(o, o + 64, [](float x) { return std::isnan(x); }) &&
                  std::isnan(out.at("lse").row(0, h, i)[0]);
         };
-        // Within a share of the row's size, and lse within as much.
+        // Within a share of the row's magnitude, and lse within as much.
         const auto as_before = [&](int64_t h, int64_t i, double within = 0) {
           const float *const o = out.at("o").row(0, h, i), *const b = right.at("o").row(0, h, i);
           double error = 0, size = 0;
@@ -210,16 +210,16 @@ TEST_CASE("NaN in Q or K of 8 bits reaches the rows that see its tile", "[emulat
                      within;
         };
         INFO(step.name << " " << tensor << " " << bad);
-        CHECK(all_nan(0, 10));  // it sees itself
+        CHECK(all_nan(0, 10));  // it attends to itself
         if (tensor == std::string("k"))
           for (const int64_t i : {0, 20, 30}) CHECK(all_nan(0, i));
         const bool in_mean = step.name != "q1_int8_qk" && tensor == std::string("k");
-        for (const int64_t i : {256, 299})  // of a tile far away
+        for (const int64_t i : {256, 299})  // in a distant tile
           CHECK(as_before(0, i, in_mean ? 0.05 : 0));
         for (const int64_t i : {0, 10, 299}) CHECK(as_before(1, i));
       }
 }
-TEST_CASE("NaN in V of 8 bits reaches its channel, in query tiles that visit its key tile",
+TEST_CASE("NaN in e4m3 V poisons its channel in query tiles that visit its key tile",
           "[emulated]") {
   for (const Step& step : chapter().steps | std::views::filter(prefills))
     for (const float bad : {NAN, INFINITY, -INFINITY}) {
@@ -234,7 +234,7 @@ TEST_CASE("NaN in V of 8 bits reaches its channel, in query tiles that visit its
       const HostTensors out = outputs_of(step, p, in);
       INFO(step.name << " " << bad);
       int wrong = 0;
-      double error = 0, size = 0;  // of the channel in rows that it does not reach
+      double error = 0, size = 0;  // the channel in rows that do not attend to it
       for (int64_t h = 0; h < 2; ++h)
         for (int64_t i = 0; i < 300; ++i)
           for (int64_t c = 0; c < 64; ++c) {
@@ -242,19 +242,19 @@ TEST_CASE("NaN in V of 8 bits reaches its channel, in query tiles that visit its
             const bool channel = h == 0 && c == 7;
             if (!channel)
               wrong += o != before;
-            else if (i <= 30)  // the rows that see it
+            else if (i <= 30)  // the rows that attend to it
               wrong += !std::isnan(o);
-            else if (i >= 256 || !std::isnan(o))  // rows of its tiles may have it; of no others
+            else if (i >= 256 || !std::isnan(o))  // rows of its tiles may have it, no others
               error += std::pow(double{o} - before, 2), size += std::pow(double{before}, 2);
           }
       CHECK(wrong == 0);
-      CHECK(error <= 0.05 * 0.05 * size);  // the mean of V lacks a value
+      CHECK(error <= 0.05 * 0.05 * size);  // the mean of V lacks one value
     }
 }
 
-// Codes of 127 and -127 in all of 256 columns: sums of 4129024 and of -4129024, the ends of what
-// floats have room for beside the bias. lse, which no rounding of P touches, says what S was.
-TEST_CASE("the largest and the least sums of whole numbers are exact", "[emulated]") {
+// Codes of 127 and -127 in all of 256 columns give sums of 4129024 and -4129024, the ends of the
+// range that floats have next to the bias. lse, unaffected by the rounding of P, shows S.
+TEST_CASE("the largest and the smallest integer sums are exact", "[emulated]") {
   for (const Step& step : chapter().steps | std::views::filter(prefills)) {
     if (step.name == "q7_int4_qk") continue;  // codes up to 7
     Problem p = problem(128, 128, 256, quantises_to(step));
@@ -263,7 +263,7 @@ TEST_CASE("the largest and the least sums of whole numbers are exact", "[emulate
     p.finish();
     HostTensors in = draw_inputs(p, forward().inputs(p));
     for (std::size_t i = 0; i < in.at("q").data.size(); ++i) {
-      // The mean of keys is 0, and of queries where that is taken off.
+      // The mean of the keys is 0, and so is that of the queries where it is subtracted.
       in.at("k").data[i] = i < 64 * 256 ? -1.0f : 1.0f;
       in.at("q").data[i] = step.name == "q6_smooth_q" && i / 256 % 2 == 1 ? -1.0f : 1.0f;
     }
@@ -278,9 +278,8 @@ TEST_CASE("the largest and the least sums of whole numbers are exact", "[emulate
   }
 }
 
-// What is checked against must not be what the kernel does: by hand, at ties, at the ends, of
-// zeros.
-TEST_CASE("what an int8 step multiplies, by hand", "[quantise]") {
+// The reference values must be independent of the kernel: by hand, at ties, at the ends, for zeros.
+TEST_CASE("stored values of an int8 step by hand", "[quantise]") {
   Problem p = problem(130, 3, 64, DType::int8);
   p.batch = p.heads = p.kv_heads = 1;
   p.finish();
@@ -301,7 +300,8 @@ TEST_CASE("what an int8 step multiplies, by hand", "[quantise]") {
   CHECK(s[128 * 64] == Approx(0.75f).epsilon(1e-6));
   CHECK(s[129 * 64] == s[128 * 64]);
   CHECK(stored.at("k").data[0] == 0);  // zeros, no 0/0
-  // And V in e4m3 with a scale a column: 1 of the largest 448 becomes 1, of 0.25 others do.
+  // And V in e4m3 with per-channel scales: 1 stays 1 where the maximum is 448; other values where
+  // it is 0.25.
   std::vector<float>& v = in.at("v").data;
   v[0] = 448, v[64] = 1.0625f, v[1] = 0.25f, v[65] = 0.25f;
   const std::vector<float> codes = fp8_pv(p, in).at("v").data;
@@ -312,8 +312,8 @@ TEST_CASE("what an int8 step multiplies, by hand", "[quantise]") {
   CHECK(codes[2] == 0);
 }
 
-// The mean of a window is taken off V, and each channel has a scale of its own there.
-TEST_CASE("values less the mean of a window of keys, by hand", "[quantise]") {
+// Smooth V: the mean of a chunk is subtracted from V, and each channel has one scale per chunk.
+TEST_CASE("smooth V per chunk by hand", "[quantise]") {
   Problem p = problem(1, 4098, 64, DType::e4m3);
   p.batch = p.heads = p.kv_heads = 1;
   p.finish();
@@ -324,7 +324,7 @@ TEST_CASE("values less the mean of a window of keys, by hand", "[quantise]") {
     v[key * 64] = key % 2 == 0 ? 1008 : 992;  // mean 1000, plus or minus 8
     v[key * 64 + 1] = key == 5 ? 4096.0f : 0.0f;
   }
-  v[4096 * 64] = 3, v[4097 * 64] = 5;  // the next window: a mean of 4
+  v[4096 * 64] = 3, v[4097 * 64] = 5;  // the next chunk: a mean of 4
   const std::vector<float> stored = fp8_chunks(p, in).at("v").data;
   CHECK(stored[0] == 1008);
   CHECK(stored[64] == 992);
@@ -345,14 +345,14 @@ Problem one_head_of(int64_t queries, int64_t keys, int64_t d, InputKind kind = I
 
 }  // namespace
 
-// The solution of ex08a is what the chapter's functions and cost model say.
+// The solution of ex08a agrees with the chapter's functions and cost model.
 TEST_CASE("the answers of ex08a", "[quantise]") {
   //! [answers]
   std::ifstream file(std::string(ATTN_SOURCE_DIR) + "/08_quant_sparse/exercises/a.solution.txt");
   std::map<std::string, double> answers;
   for (std::string name, equals; file >> name >> equals;) file >> answers[name];
   CHECK(answers.at("code") == to_int8(1.225f * (127 / 6.35f)));
-  CHECK(answers.at("beside") == to_int8(1.225f * (127 / 635.0f)));
+  CHECK(answers.at("outlier") == to_int8(1.225f * (127 / 635.0f)));
   CHECK(to_int8(static_cast<float>(answers.at("vanishes")) / 10 / 5) == 0);
   CHECK(to_int8((static_cast<float>(answers.at("vanishes")) + 1) / 10 / 5) == 1);
   CHECK(answers.at("largest") == 127 * 127 * 256);
@@ -360,7 +360,7 @@ TEST_CASE("the answers of ex08a", "[quantise]") {
   const double weight = answers.at("weight") / 100;
   CHECK(weight == std::exp2((5 + std::log2(1 / 64.0)) - (3 + std::log2(1 / 4.0))));
   CHECK(answers.at("sum") == 1 * 4 + weight * 64);
-  // Who shares a scale: one large number in Q and K, and which rows lose their digits by it.
+  // Shared scales: one large element in Q and K, and which rows lose digits by it.
   Problem p = one_head_of(128, 128, 64);
   HostTensors in;
   for (const TensorSpec& spec : forward().inputs(p)) in.emplace(spec.name, zeros(spec));
@@ -377,14 +377,14 @@ TEST_CASE("the answers of ex08a", "[quantise]") {
     return rows;
   };
   CHECK(lost("q") == std::vector<double>{answers.at("partner"), 27});
-  in.at("k").data[64 * 3] = -127;  // so that the mean is 0, and 1 is not what is taken off
+  in.at("k").data[64 * 3] = -127;  // so that the mean is 0 and does not change the 1
   const std::vector<float> k = smoothed_threads(p, in).at("k").data;
   std::vector<double> sharing;
   for (std::size_t row = 0; row < 128; ++row)
     if (row != 3 && std::abs(k[64 * row] - 1) > 0.5f) sharing.push_back(double(row));
   CHECK(sharing.size() == answers.at("shares"));
   CHECK(sharing.front() == answers.at("first_key"));
-  // Bytes of a token and a K/V head, from the cost of one key more.
+  // Bytes per token and KV head, from the cost of one more key.
   for (const auto& [step, name] :
        {std::pair("d1_int8_kv", "bytes"), {"d3_int4_kv", "bytes_of_4"}}) {
     const Step& one = *std::ranges::find(chapter().steps, step, &Step::name);
@@ -398,7 +398,7 @@ TEST_CASE("the answers of ex08a", "[quantise]") {
   //! [answers]
 }
 
-TEST_CASE("prefill steps are right on several blocks of queries and of keys", "[emulated]") {
+TEST_CASE("prefill steps match the reference on several query and key tiles", "[emulated]") {
   for (const DType type : kTypes) {
     Problem p = problem(150, 395, 64, type, InputKind::needle);
     p.heads = 2, p.kv_heads = 1, p.causal = true;

@@ -1,5 +1,5 @@
-// How near the prefill steps of chapter 08 are to attention to what was given: what each of them
-// mends, on inputs that show it, and the figures of the README.
+// Accuracy of chapter 08's prefill steps relative to the original inputs: what each step improves,
+// on inputs that show it, and the README's tables.
 #include <algorithm>
 #include <cmath>
 #include <ranges>
@@ -21,7 +21,7 @@ Problem one_head_of(int64_t queries, int64_t keys, int64_t d, InputKind kind = I
   return p;
 }
 
-// How far a step's O is from attention to what was given.
+// Distance of a step's O from attention over the original inputs.
 Distance from_originals(const char* name, const Problem& of_any_type, const HostTensors& in,
                         const char* tensor = "o") {
   const Step& step = *std::ranges::find(chapter().steps, name, &Step::name);
@@ -35,7 +35,7 @@ Distance from_originals(const char* name, const Problem& of_any_type, const Host
   throw std::logic_error("no such output");
 }
 
-// What models have: some channels of Q and K with a mean of their own, the same for all tokens.
+// As in models: some channels of Q and K have a mean of their own, the same for all tokens.
 HostTensors with_biased_channels(const Problem& p, const Operation& op = forward()) {
   HostTensors in = draw(op, p).tensors;
   const auto d = static_cast<std::size_t>(p.head_dim);
@@ -50,7 +50,7 @@ HostTensors with_biased_channels(const Problem& p, const Operation& op = forward
   return in;
 }
 
-// A first key 8 above the others, without a value.
+// An attention sink: a first key 8 above the others, with V = 0.
 HostTensors with_sink(const Problem& p) {
   HostTensors in = draw_inputs(p, forward().inputs(p));
   const auto d = static_cast<std::size_t>(p.head_dim);
@@ -62,7 +62,7 @@ HostTensors with_sink(const Problem& p) {
   return in;
 }
 
-// A smooth field over a canvas of 16 x 16 x 16 tokens, of which 128 are queries.
+// A smooth field over a canvas of 16 x 16 x 16 tokens, with 128 of them as queries.
 HostTensors of_field(const Problem& p) {
   Problem all = p;
   all.seqlen_q = all.seqlen_k;
@@ -77,8 +77,8 @@ HostTensors of_field(const Problem& p) {
 
 bool prefills(const Step& step) { return step.name.starts_with("q"); }
 
-// Exact attention to what a step would store, against that to what was given: how far Q K^T alone
-// takes O, without what P costs.
+// Exact attention over a step's stored values, compared with attention over the originals: the
+// error of Q K^T alone, without that of P.
 Distance of_stored(const Problem& p, const HostTensors& in,
                    HostTensors (*stored)(const Problem&, const HostTensors&)) {
   HostTensors what = stored(p, in);
@@ -98,7 +98,7 @@ Distance of_stored(const Problem& p, const HostTensors& in,
 
 }  // namespace
 
-TEST_CASE("what all keys have in common costs nothing once the mean is off", "[accuracy]") {
+TEST_CASE("smooth K removes the error of biased channels of K", "[accuracy]") {
   const Problem p = one_head_of(128, 512, 64);
   const HostTensors in = with_biased_channels(p);
   const double q1 = from_originals("q1_int8_qk", p, in).relative_l1;
@@ -109,8 +109,8 @@ TEST_CASE("what all keys have in common costs nothing once the mean is off", "[a
   CHECK(lse < 0.1);  // q . mean is about 100
 }
 
-// lse shows it: in O the roundings of P and V are larger than those of Q and K.
-TEST_CASE("what all queries of a tile have in common costs nothing either", "[accuracy]") {
+// Measured in lse: in O, the rounding of P and V exceeds that of Q and K.
+TEST_CASE("smooth Q removes the error of biased channels of Q", "[accuracy]") {
   const Problem p = one_head_of(128, 512, 64);
   const HostTensors in = with_biased_channels(p);
   const double q4 = from_originals("q4_fp8_pv", p, in, "lse").rmse;
@@ -123,9 +123,9 @@ TEST_CASE("what all queries of a tile have in common costs nothing either", "[ac
   CHECK(o6 > o4);
 }
 
-// Values with a mean: codes are of what is left of them, and sums of those do not grow, so one of
-// 4096 keys in the tensor core is as good as one in float32.
-TEST_CASE("what all values have in common costs nothing, nor do long sums", "[accuracy]") {
+// Values with a mean: the codes encode the rest, whose sums do not grow, so accumulating 4096 keys
+// in the tensor core is as accurate as in fp32.
+TEST_CASE("smooth V removes the error of a nonzero mean and of long sums", "[accuracy]") {
   const Problem p = one_head_of(64, 4096, 64);
   HostTensors in = draw_inputs(p, forward().inputs(p));
   const double q5_centred = from_originals("q5_fewer_instructions", p, in).rmse;
@@ -134,18 +134,18 @@ TEST_CASE("what all values have in common costs nothing, nor do long sums", "[ac
   const double q5 = from_originals("q5_fewer_instructions", p, in).relative_l1;
   const double q8 = from_originals("q8_tuned", p, in).relative_l1;
   INFO("RMSE without a mean: q5 " << q5_centred << ", q8 " << q8_centred);
-  Problem chosen = p;  // all blocks of keys, by a step that chooses
+  Problem chosen = p;  // all key blocks, by a step that chooses
   chosen.own = {{"keep", {1}}, {"similarity", {0}}};
   const double s9 = from_originals("s9_tuned", chosen, in).relative_l1;
   INFO("relative L1 with a mean of 8.5: q5 " << q5 << ", q8 " << q8 << ", s9 " << s9);
   CHECK(q8_centred < 1.05 * q5_centred);
-  CHECK(q8 < 0.0019);  // that of O, 8.5 or so, rounded to bf16
+  CHECK(q8 < 0.0019);  // the rounding to bf16 of an O of about 8.5
   CHECK(q8 < q5);
   CHECK(s9 < 0.0019);
 }
 
-// INT4 on biased channels: SageAttention2's reason to smooth both.
-TEST_CASE("four bits need both means taken off", "[accuracy]") {
+// INT4 on biased channels: why SageAttention2 smooths both Q and K.
+TEST_CASE("int4 needs smooth Q and smooth K", "[accuracy]") {
   const Problem p = one_head_of(128, 1024, 128);
   const HostTensors in = with_biased_channels(p);
   const double none = of_stored(p, in, int4_threads).cosine;
@@ -166,8 +166,8 @@ Problem decoding(InputKind kind = InputKind::random, int64_t keys = 4096) {
 }
 }  // namespace
 
-// KIVI's reason for scales of channels: a scale of a token is as wide as its biased channels.
-TEST_CASE("a cache of four bits keeps biased channels, if scales are theirs", "[accuracy]") {
+// Why KIVI has per-channel scales: a per-token scale has to cover the biased channels.
+TEST_CASE("an int4 cache with per-channel scales keeps biased channels", "[accuracy]") {
   const Problem p = decoding(InputKind::random, 1024);
   const HostTensors biased = with_biased_channels(p, decode());
   const double d7 = from_originals("d7_wide_tiles", p, biased, "lse").rmse;
@@ -180,7 +180,7 @@ TEST_CASE("a cache of four bits keeps biased channels, if scales are theirs", "[
 }
 
 // Table 3 of FlashAttention-3: entries N(0, 1) + N(0, 100) Bernoulli(0.001).
-TEST_CASE("finer scales take outliers most of their weight", "[accuracy]") {
+TEST_CASE("per-thread scales reduce the error of outliers", "[accuracy]") {
   const Problem p = one_head_of(128, 1024, 128, InputKind::outlier);
   const HostTensors in = draw_inputs(p, forward().inputs(p));
   const double q2 = from_originals("q2_smooth_k", p, in).rmse;
@@ -190,7 +190,7 @@ TEST_CASE("finer scales take outliers most of their weight", "[accuracy]") {
 }
 
 // The table of CACHES.md, looked up in the page.
-TEST_CASE("errors of caches by kind of input, for CACHES.md", "[figures]") {
+TEST_CASE("errors of caches by kind of input for CACHES.md", "[figures]") {
   const auto compare = [](const char* what, const Problem& p, const HostTensors& in) {
     std::string row;
     for (const char* step : {"d1_int8_kv", "d2_fp8_kv", "d3_int4_kv", "d9_kivi"}) {
@@ -208,7 +208,7 @@ TEST_CASE("errors of caches by kind of input, for CACHES.md", "[figures]") {
 }
 
 // Both tables of the README, looked up in the page.
-TEST_CASE("errors by kind of input, for the README", "[figures]") {
+TEST_CASE("errors by kind of input for the README", "[figures]") {
   const auto compare = [](const char* what, const Problem& p, const HostTensors& in) {
     std::string row;
     for (const Step& step : chapter().steps | std::views::filter(prefills)) {

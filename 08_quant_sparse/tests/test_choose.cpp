@@ -1,5 +1,5 @@
-// The kernels that choose blocks: their sums have the bits of the host's, and their search finds
-// what its sort finds, of scores of all kinds and of more than fit in shared memory.
+// The selection kernels: their sums are bitwise the host's, and their search finds what its sort
+// finds, for scores of all kinds and for more than fit in shared memory.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -28,9 +28,8 @@ int kept_blocks(const BlockMask& mask, int64_t m) {
   return kept;
 }
 
-// A tile of queries whose similarity is the least that is asked for, to the bit, predicts; and does
-// not where a bit more is asked for. A sum in another order, or an inverse that is rounded
-// otherwise, is a bit less or more.
+// A query tile whose self-similarity equals the limit predicts; with a limit one bit higher it does
+// not. A different summation order or rounding of the inverse would change that bit.
 int similarities_at_the_limit(Backend backend) {
   int n = 0;
   for (const int64_t d : {64, 128, 256})
@@ -39,7 +38,8 @@ int similarities_at_the_limit(Backend backend) {
       p.own["keep"] = {0};
       p.seed = static_cast<uint64_t>(n);
       p.finish();
-      // A direction that all queries have, so that what is kept matters; blocks of K are alike.
+      // A direction common to all queries, so that the kept blocks matter; blocks of K are
+      // self-similar.
       HostTensors in = draw_inputs(p, predict().inputs(p));
       for (std::size_t i = 3; i < in.at("q").data.size(); i += static_cast<std::size_t>(d)) {
         float& x = in.at("q").data[i];
@@ -64,14 +64,14 @@ int similarities_at_the_limit(Backend backend) {
   return n;
 }
 
-// Scores of blocks, by the level of each: of one sign, of both, equal ones, and more than 64 of
-// them, which is what is in shared memory at a time.
+// Scores of blocks, given by each block's level: of one sign, of both, ties, and more than 64 of
+// them, the number in shared memory at a time.
 int levels(Backend backend) {
   using Level = float (*)(int n);
   constexpr Level kLevels[] = {
       [](int) { return 1.0f; }, [](int n) { return 1 + float(n % 7) / 8; },  // one sign, with ties
-      [](int n) { return float(n * 37 % 64) / 16 - 2; },                     // both, and 0
-      [](int n) { return n % 3 == 0 ? 3.0f : float(-n); }};                  // few that are large
+      [](int n) { return float(n * 37 % 64) / 16 - 2; },  // both signs, and 0
+      [](int n) { return n % 3 == 0 ? 3.0f : float(-n); }};  // few large ones
   int n = 0;
   for (const Level level : kLevels)
     for (const int blocks : {1, 33, 70})
@@ -85,8 +85,8 @@ int levels(Backend backend) {
         p.causal = n % 7 == 0;
         p.finish();
         Case c(p, predict());
-        // Channel 0 has the level. Channel 2 has the mean 0 and much to say where the level is low,
-        // so that O differs with each block that is kept or not.
+        // Channel 0 has the level. Channel 2 has mean 0 and large values where the level is low, so
+        // that O depends on each kept block.
         const auto fill = [](HostTensor& t, auto level_of, auto swing_of) {
           for (std::size_t row = 0; row < t.data.size() / 64; ++row) {
             float* const x = &t.data[64 * row];
@@ -106,7 +106,7 @@ int levels(Backend backend) {
   return n;
 }
 
-// More blocks of keys than have their scores in shared memory.
+// More key blocks than have their scores in shared memory.
 void long_sequences(Backend backend) {
   for (const char* rule : {"keep", "keep_mass"}) {
     Problem p = problem(140, 128 * (kScoresInShared + 6) - 5, 64, DType::bf16);
@@ -121,16 +121,16 @@ void long_sequences(Backend backend) {
 
 }  // namespace
 
-TEST_CASE("a similarity at the limit is that of the host, to the bit", "[emulated]") {
+TEST_CASE("similarities at the limit are bitwise those of the host", "[emulated]") {
   CHECK(similarities_at_the_limit(Backend::emulated) == 9);
 }
-TEST_CASE("the search finds what a sort finds", "[emulated]") {
+TEST_CASE("the threshold search agrees with a sort", "[emulated]") {
   CHECK(levels(Backend::emulated) == 24);
 }
 TEST_CASE("scores of long sequences lie in global memory", "[emulated]") {
   long_sequences(Backend::emulated);
 }
-TEST_CASE("choices at the limit, of all kinds of scores, and long ones on the GPU", "[gpu]") {
+TEST_CASE("choices at the limit and of long sequences on the GPU", "[gpu]") {
   similarities_at_the_limit(Backend::gpu);
   levels(Backend::gpu);
   long_sequences(Backend::gpu);

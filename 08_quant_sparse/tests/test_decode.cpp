@@ -1,7 +1,7 @@
-// What chapter 08 promises of its decode steps: right for every cache that they accept.
+// Decode steps of chapter 08: correct for every cache that they accept.
 #include <cmath>
 
-#define ATTN_EMULATED  // codes as functions of the host
+#define ATTN_EMULATED  // codes as host functions
 #include "attn/small_types.h"
 #include "kernels/codes.h"
 #include "host/quantised.h"
@@ -13,11 +13,11 @@ using namespace attn::tests;
 namespace {
 
 const std::vector<int64_t> kCaches{1, 15, 16, 17, 63, 65, 127, 128, 129, 255, 257, 1000};
-// The query heads of a K/V head: every group size that is a tile, and those that are not.
+// Query and K/V heads: group sizes that are a row tile of some step, and others.
 constexpr int64_t kHeads[][2] = {{1, 1}, {3, 1}, {4, 1}, {7, 1}, {8, 1}, {16, 1}, {2, 2}, {6, 2}};
 constexpr int64_t kQueries[] = {1, 1, 2, 1, 4, 1, 8, 16};
 
-// Problems of decoding in which every length meets every mask, and pairs of all else occur.
+// Decode problems: every length with every mask; all other parameters in pairs.
 template <class Body>
 void cache_problems(const std::vector<int64_t>& lengths, DType dtype, Body body) {
   constexpr InputKind kInputs[] = {InputKind::needle, InputKind::random, InputKind::peaked,
@@ -30,7 +30,7 @@ void cache_problems(const std::vector<int64_t>& lengths, DType dtype, Body body)
       p.heads = kHeads[n * 5 % 8][0], p.kv_heads = kHeads[n * 5 % 8][1];
       p.causal = mask == 1;
       if (mask == 2) p.window_left = static_cast<int64_t>(n * 37 % 150), p.window_right = 0;
-      if (n % 3 != 0) {  // used in part: NaN lies behind; one sequence may be empty
+      if (n % 3 != 0) {  // partly used, with NaN past the end; a sequence may be empty
         p.batch = 3;
         p.seqused_k = {room, room / 2, static_cast<int64_t>(n) % (room + 1)};
         if (n % 5 == 0) p.seqused_k[1] = 0;
@@ -57,7 +57,7 @@ void check_caches(Backend backend, const std::vector<int64_t>& lengths) {
 
 }  // namespace
 
-TEST_CASE("decode steps are right for caches of any length", "[emulated]") {
+TEST_CASE("decode steps match the reference for caches of any length", "[emulated]") {
   check_caches(Backend::emulated, kCaches);
 }
 TEST_CASE("decode steps on the GPU", "[gpu]") {
@@ -80,7 +80,7 @@ TEST_CASE("a batch of empty caches gives O = 0 and lse = -inf", "[emulated]") {
   }
 }
 
-TEST_CASE("many sequences, splits of so many keys, and many of them", "[emulated]") {
+TEST_CASE("many sequences and splits of fixed size", "[emulated]") {
   for (const Step* step : cache_steps()) {
     Problem p = problem(1, 300, 64, quantises_to(*step));
     p.batch = 70, p.heads = 2, p.kv_heads = 1;
@@ -99,9 +99,9 @@ TEST_CASE("many sequences, splits of so many keys, and many of them", "[emulated
   }
 }
 
-// Bounds of --dtype e4m3 are those of a P in e4m3, which no cache step has: this is how near they
-// are to attention to what is stored.
-TEST_CASE("caches are read exactly, whatever their type", "[emulated]") {
+// The tolerance of --dtype e4m3 is that of P in e4m3, which no decode step has. This tests how
+// close they are to attention over the stored values.
+TEST_CASE("caches of every type are read exactly", "[emulated]") {
   for (const Step* step : cache_steps())
     for (const int64_t d : {64, 128, 256}) {
       Problem p = problem(3, 300, d, quantises_to(*step));
@@ -126,9 +126,9 @@ float half_of(uint32_t pair, std::size_t i) {
 }
 }  // namespace
 
-TEST_CASE("every code becomes the number that it means, in its place", "[codes]") {
+TEST_CASE("every code converts to its value in its position", "[codes]") {
   for (uint32_t n = 0; n < 256; ++n) {
-    // Four codes of a word: n, 255 - n, 0x35, n.
+    // Four codes per word: n, 255 - n, 0x35, n.
     const uint32_t codes[4] = {n, 255 - n, 0x35, n};
     const uint32_t word = codes[0] | codes[1] << 8 | codes[2] << 16 | codes[3] << 24;
     const auto check = [&]<class Codes>(Codes, auto meaning) {
@@ -152,7 +152,7 @@ TEST_CASE("every code becomes the number that it means, in its place", "[codes]"
       for (std::size_t half = 0; half < 2; ++half)
         CHECK(half_of(pairs[i], half) == static_cast<float>(word >> 4 * (i + 4 * half) & 15) - 8);
   }
-  // Q's slots are each taken once.
+  // Each slot of Q is used once.
   for (int width : {64, 128, 256}) {
     std::vector<int> four(static_cast<std::size_t>(width)), eight = four;
     for (int col = 0; col < width; ++col)
@@ -163,8 +163,8 @@ TEST_CASE("every code becomes the number that it means, in its place", "[codes]"
   }
 }
 
-// Of every number of bf16, and halfway between two codes.
-TEST_CASE("floats become e4m3 as the instruction makes them", "[codes]") {
+// Every bf16 number, and midpoints between two codes.
+TEST_CASE("floats convert to e4m3 as by the instruction", "[codes]") {
   for (uint32_t bits = 0; bits < 0x10000; ++bits)
     for (const uint32_t low : {0u, 1u, 0x8000u, 0xFFFFu}) {
       const auto x = std::bit_cast<float>(bits << 16 | low);
@@ -174,8 +174,8 @@ TEST_CASE("floats become e4m3 as the instruction makes them", "[codes]") {
     }
 }
 
-// Codes become fp16 without a digit lost: a query of one 1 and a row of one 1 read each code.
-TEST_CASE("every code of a cache of 8 bits is read as what it means", "[emulated]") {
+// Codes convert to fp16 exactly: a query and a row with a single 1 read each code.
+TEST_CASE("every code of an 8-bit cache is read as its value", "[emulated]") {
   for (const Step* step : cache_steps()) {
     if (quantises_to(*step) == DType::int4) continue;
     const bool whole = quantises_to(*step) == DType::int8;
@@ -201,12 +201,12 @@ TEST_CASE("every code of a cache of 8 bits is read as what it means", "[emulated
   }
 }
 
-// A block has more tiles of keys than any step has stages, and each stage is filled anew.
-TEST_CASE("stages are filled again and again", "[emulated]") {
+// A block has more key tiles than any step has stages, so each stage is refilled.
+TEST_CASE("stages are refilled many times", "[emulated]") {
   for (const Step* step : cache_steps())
     for (const int64_t d : {64, 128}) {
       Problem p = problem(1, 3300, d, quantises_to(*step), InputKind::needle);
-      p.batch = 3, p.heads = 2, p.kv_heads = 1;  // a sequence for each of the emulator's SMs
+      p.batch = 3, p.heads = 2, p.kv_heads = 1;  // one sequence per emulated SM
       p.finish();
       INFO(step->name << ", d=" << d);
       CHECK(run_step(*step, p, Backend::emulated) == "");
@@ -223,9 +223,9 @@ HostTensors outputs_of(const Step& step, const Problem& p, const HostTensors& in
 }
 }  // namespace
 
-// A NaN or an infinity in a cache must not become a number: the queries that see its token have
-// none, the others are as they were.
-TEST_CASE("what is no number in a cache is carried through to who sees it", "[emulated]") {
+// NaN or Inf in a cache must not become a finite number: queries that attend to its token get NaN,
+// the others are unchanged.
+TEST_CASE("NaN and Inf in a cache reach the queries that attend to them", "[emulated]") {
   for (const Step* step : cache_steps())
     for (const char* tensor : {"k", "v"})
       for (const float bad : {NAN, INFINITY, -INFINITY}) {
@@ -234,7 +234,7 @@ TEST_CASE("what is no number in a cache is carried through to who sees it", "[em
         p.finish();
         HostTensors in = draw(decode(), p).tensors;
         const HostTensors right = outputs_of(*step, p, in);
-        // The first K/V head's last key but one: seen by the last two of four queries.
+        // The first KV head's last key but one: visible to the last two of four queries.
         in.at(tensor).data[198 * 64 + 7] = bad;
         const HostTensors out = outputs_of(*step, p, in);
         for (int64_t h = 0; h < 4; ++h)
@@ -251,18 +251,18 @@ TEST_CASE("what is no number in a cache is carried through to who sees it", "[em
       }
 }
 
-// In d9's cache a NaN of a key in codes is of its channel's scale, which 32 keys share: a query
-// that sees any of them has no number. One that sees none of them has what it had.
-TEST_CASE("what is no number takes the group of its key along", "[emulated]") {
+// In d9's cache a NaN in an encoded key is in its channel's scale, which 32 keys share: a query
+// that attends to any of them gets NaN. The others are unchanged.
+TEST_CASE("NaN in a key poisons its group", "[emulated]") {
   const Step& step = *std::ranges::find(chapter().steps, "d9_kivi", &Step::name);
   for (const float bad : {NAN, INFINITY, 0x1p101f}) {
     Problem p = problem(4, 400, 64, DType::int4);
     p.batch = p.heads = p.kv_heads = 1;
-    p.window_left = 334, p.window_right = 0;  // query i sees keys from 62 + i on
+    p.window_left = 334, p.window_right = 0;  // query i attends to keys from 62 + i on
     p.finish();
     HostTensors in = draw(decode(), p).tensors;
     const HostTensors right = outputs_of(step, p, in);
-    in.at("k").data[40 * 64 + 7] = bad;  // which no query sees, but its group, 32 to 63
+    in.at("k").data[40 * 64 + 7] = bad;  // visible to no query, but its group, 32 to 63, is
     const HostTensors out = outputs_of(step, p, in);
     for (int64_t i = 0; i < 4; ++i)
       for (int64_t c = 0; c < 64; ++c) {
@@ -275,8 +275,8 @@ TEST_CASE("what is no number takes the group of its key along", "[emulated]") {
   }
 }
 
-// Scales of V span what fp16 does not: each value's is part of the exponent, not of P.
-TEST_CASE("values of any size keep their digits", "[emulated]") {
+// Scales of V span more than fp16's range: each value's scale is part of the exponent, not of P.
+TEST_CASE("values of any magnitude keep their precision", "[emulated]") {
   for (const Step* step : cache_steps()) {
     Problem p = problem(2, 150, 128, quantises_to(*step));
     p.heads = 2, p.kv_heads = 1;
@@ -287,7 +287,7 @@ TEST_CASE("values of any size keep their digits", "[emulated]") {
       x = round_to(DType::bf16, std::ldexp(x, static_cast<int>(key / 128 * 7 % 60) - 30));
       ++key;
     }
-    // And Q of a size that fp16 does not have.
+    // And Q beyond fp16's range.
     for (float& x : c.inputs.at("q").data) x = round_to(DType::bf16, std::ldexp(x, 40));
     c.problem.softmax_scale = std::ldexp(c.problem.softmax_scale, -40);
     INFO(step->name);
@@ -295,15 +295,15 @@ TEST_CASE("values of any size keep their digits", "[emulated]") {
   }
 }
 
-// What is checked against must not be what the kernel does: by hand, at ties and at the ends.
-TEST_CASE("what a cache of 8 bits stores, by hand", "[quantise]") {
+// The reference values must be independent of the kernel: by hand, at ties and at the ends.
+TEST_CASE("stored values of an 8-bit cache by hand", "[quantise]") {
   Problem p = problem(1, 3, 64, DType::int8);
   p.batch = p.heads = p.kv_heads = 1;
   p.finish();
   HostTensors in;
   for (const TensorSpec& spec : decode().inputs(p)) in.emplace(spec.name, zeros(spec));
   std::vector<float>& k = in.at("k").data;
-  k[0] = -254, k[1] = 3, k[2] = 5, k[3] = -1, k[4] = 254;  // ties of the scale 1/2
+  k[0] = -254, k[1] = 3, k[2] = 5, k[3] = -1, k[4] = 254;  // ties at scale 1/2
   for (std::size_t c = 64; c < 128; ++c) k[c] = 0.75f;     // all equal
   const HostTensors stored = cache_of_8_bits(p, in);
   const std::vector<float>& s = stored.at("k").data;
@@ -316,7 +316,7 @@ TEST_CASE("what a cache of 8 bits stores, by hand", "[quantise]") {
   CHECK(s[128] == 0);  // zeros, no 0/0
 }
 
-TEST_CASE("what a cache of four bits stores, by hand", "[quantise]") {
+TEST_CASE("stored values of an int4 cache by hand", "[quantise]") {
   Problem p = problem(1, 3, 64, DType::int4);
   p.batch = p.heads = p.kv_heads = 1;
   p.finish();
@@ -336,7 +336,7 @@ TEST_CASE("what a cache of four bits stores, by hand", "[quantise]") {
   CHECK(s[128] == Approx(0).margin(1e-8));
 }
 
-TEST_CASE("what a cache with groups stores, by hand", "[quantise]") {
+TEST_CASE("stored values of a cache with groups by hand", "[quantise]") {
   Problem p = problem(1, 32 + 130, 64, DType::int4);
   p.batch = p.heads = p.kv_heads = 1;
   p.finish();
@@ -347,7 +347,7 @@ TEST_CASE("what a cache with groups stores, by hand", "[quantise]") {
   for (std::size_t i = 0; i < 162; ++i) {
     k[i * 64] = 100 + static_cast<float>(i % 16);      // 100 to 115: a scale of 1, every code
     k[i * 64 + 1] = -0.5f * static_cast<float>(i % 8);  // -3.5 to 0: 3.5/15, rounded up to 1/4
-    k[i * 64 + 2] = 0.3f;                              // all alike
+    k[i * 64 + 2] = 0.3f;  // all equal
     v[i * 64] = static_cast<float>(i % 16), v[i * 64 + 1] = 0.3f;
   }
   const HostTensors stored = cache_of_groups(p, in);
@@ -359,15 +359,16 @@ TEST_CASE("what a cache with groups stores, by hand", "[quantise]") {
     CHECK(s[i * 64 + 2] == Approx(0.3f).epsilon(i < 32 ? 1e-3 : 4e-4));
     CHECK(s[i * 64 + 3] == 0);
   }
-  // Of V tokens are codes, 0.3 of steps of 1, and then fp16.
+  // V: encoded tokens, 0.3 at steps of 1; then fp16.
   CHECK(stored.at("v").data[31 * 64 + 1] == 0);
   CHECK(stored.at("v").data[32 * 64 + 1] == round_to(DType::fp16, 0.3f));
   CHECK(stored.at("v").data[161 * 64] == 1);
 }
 
-// Zeros have no scale of their own, and tiny values one far below those of other tokens. Of zeros O
-// is exactly 0; of values of 1e-20 it is what it is of the same values, times 1e-20.
-TEST_CASE("caches of zeros, with a head of zeros, and of values of 1e-20", "[emulated]") {
+// Tokens of zeros have no scale of their own; tiny values have one far below those of other tokens.
+// For zeros O is exactly 0; for values of 1e-20 it is that of the same values at scale 1, times
+// 1e-20.
+TEST_CASE("caches of zeros and of values of 1e-20", "[emulated]") {
   for (const Step* step : cache_steps())
     for (const char* what : {"zeros", "v zeros", "a head", "tiny", "half a head"}) {
       Problem p = problem(1, 300, 64, quantises_to(*step));

@@ -1,5 +1,5 @@
-// Orders of the tokens of a canvas: a curve that visits all, from neighbour to neighbour, and what
-// it does to blocks.
+// Token orders of a canvas: a curve that visits every token, from neighbour to neighbour, and its
+// effect on blocks.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ Problem on_canvas(const std::string& canvas, int64_t text) {
   return p;
 }
 
-// The relative L1 distance to attention to all keys, where a share of the blocks is kept; of
+// The relative L1 distance from attention over all keys when a share of the blocks is kept, on
 // sampled rows.
 double error_of(Problem p, const HostTensors& in, double keep, const std::vector<Expected>& all) {
   p.own["keep"] = {keep};
@@ -50,7 +50,7 @@ double error_of(Problem p, const HostTensors& in, double keep, const std::vector
 
 }  // namespace
 
-TEST_CASE("a Hilbert curve visits each point once, from neighbour to neighbour", "[orders]") {
+TEST_CASE("a Hilbert curve visits each point once and steps to neighbours", "[orders]") {
   for (const int bits : {1, 2, 3}) {
     const uint32_t side = uint32_t{1} << bits;
     std::vector<std::array<int, 3>> at(side * side * side, {-1, -1, -1});
@@ -59,7 +59,7 @@ TEST_CASE("a Hilbert curve visits each point once, from neighbour to neighbour",
         for (uint32_t z = 0; z < side; ++z) {
           const uint64_t place = hilbert_place({x, y, z}, bits);
           REQUIRE(place < at.size());
-          CHECK(at[place][0] == -1);  // nobody is there yet
+          CHECK(at[place][0] == -1);  // not visited before
           at[place] = {int(x), int(y), int(z)};
         }
     for (std::size_t n = 1; n < at.size(); ++n) {
@@ -70,7 +70,7 @@ TEST_CASE("a Hilbert curve visits each point once, from neighbour to neighbour",
   }
 }
 
-TEST_CASE("an order has each token once, and leaves text where it is", "[orders]") {
+TEST_CASE("a token order has each token once and leaves text in place", "[orders]") {
   const Problem p = on_canvas("3x5x9", 7);
   for (const auto& [name, order] : kOrders) {
     const std::vector<int64_t> tokens = token_order(p, order);
@@ -86,7 +86,7 @@ TEST_CASE("an order has each token once, and leaves text where it is", "[orders]
   }
 }
 
-TEST_CASE("blocks along a Hilbert curve are more alike than rows, and these than random ones",
+TEST_CASE("blocks along a Hilbert curve are more self-similar than rows and these than random ones",
           "[orders]") {
   const Problem p = on_canvas("8x16x16", 0);
   const HostTensors in = draw_inputs(p, attention_inputs(p));
@@ -100,14 +100,14 @@ TEST_CASE("blocks along a Hilbert curve are more alike than rows, and these than
 }
 
 // The table of SPARSE.md, looked up in the page.
-TEST_CASE("similarity and sparsity by order, for the page", "[figures][orders]") {
+TEST_CASE("similarity and sparsity by order for SPARSE.md", "[figures][orders]") {
   const Problem p = on_canvas("16x16x16", 0);
   const HostTensors in = draw_inputs(p, attention_inputs(p));
   for (const auto& [name, order] : kOrders) {
     const HostTensors ordered = in_order(p, in, order);
     const std::vector<Expected> all = forward_reference(p, ordered, {.full = false, .budget = 4e6});
     const Similarity similarity = mean_similarity(p, ordered);
-    double keep = 1 / 32.0;  // one block of 32 after the other
+    double keep = 1 / 32.0;  // one more block of 32 each time
     while (keep < 1 && error_of(p, ordered, keep, all) > 0.05) keep += 1 / 32.0;
     const std::string row =
         fmt::format("{:.3f} | {:.3f} | {:.0f} % | {:.4f}", similarity.q, similarity.k,

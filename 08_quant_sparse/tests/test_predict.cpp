@@ -1,4 +1,4 @@
-// Steps that choose what they look at: the rule by hand, and right attention to what it chooses.
+// Steps that choose their key blocks: the rule by hand, and exact attention over the chosen blocks.
 #include <cmath>
 
 #include "08_quant_sparse/host/predict.h"
@@ -32,14 +32,14 @@ Problem of_blocks(std::size_t m, std::size_t n, std::map<std::string, std::vecto
   Problem p = one_head(
       problem(static_cast<int64_t>(128 * m), static_cast<int64_t>(128 * n), 64, DType::bf16));
   p.own = std::move(rule);
-  p.softmax_scale = std::log(2);  // a score of 1 more is a weight of twice as much
+  p.softmax_scale = std::log(2);  // a score higher by 1 has twice the weight
   p.finish();
   return p;
 }
 
 }  // namespace
 
-TEST_CASE("steps that choose are right about what they choose", "[emulated]") {
+TEST_CASE("steps that choose blocks are exact over the chosen blocks", "[emulated]") {
   Counts ran;
   int on_canvases = 0;  // without a mask
   const int problems = chosen_problems([&](const Problem& p) {
@@ -49,7 +49,7 @@ TEST_CASE("steps that choose are right about what they choose", "[emulated]") {
   CHECK(on_canvases > 2);
   CHECK(ran.text() == fmt::format("s4_predict {}, s6_hilbert {}", problems, on_canvases));
 }
-TEST_CASE("tokens in an order of their own, with text and without", "[emulated]") {
+TEST_CASE("reordered tokens with text and without", "[emulated]") {
   int n = 0;
   for (const TokenOrder order : {TokenOrder::rows, TokenOrder::hilbert, TokenOrder::random})
     for (const auto& [canvas, text] : {std::pair("5x7x11", 0), {"8x8x12", 77}, {"1x1x3", 1}}) {
@@ -61,8 +61,9 @@ TEST_CASE("tokens in an order of their own, with text and without", "[emulated]"
       CHECK(check_steps("predict", p, Backend::emulated).text() == "s6_hilbert 1");
     }
 }
-// An order that changes nothing gives what s4 gives; and all blocks are all keys, in any order.
-TEST_CASE("a step that permutes tokens is s4 of permuted tokens", "[emulated]") {
+// The identity order gives s4's result; and with all blocks kept, any order is attention over all
+// keys.
+TEST_CASE("s6 equals s4 on permuted tokens", "[emulated]") {
   Problem p = on_canvas("4x8x12", 50, 64);
   p.heads = 2, p.kv_heads = 1;
   p.own["keep"] = {0.3}, p.own["similarity"] = {0.05};
@@ -74,7 +75,7 @@ TEST_CASE("a step that permutes tokens is s4 of permuted tokens", "[emulated]") 
   CHECK(run_step(step_named("s6_hilbert"), q, Backend::emulated, &ordered) == "");
   CHECK(same(plain.at("o"), ordered.at("o")));
   CHECK(same(plain.at("lse"), ordered.at("lse")));
-  // Along the curve: s4 of inputs in that order, whose rows are elsewhere.
+  // Along the curve: s4 on inputs in that order, with rows at other positions.
   Case in_memory(p, predict());
   in_memory.inputs = in_order(p, in_memory.inputs, TokenOrder::hilbert);
   in_memory.expected = predict().reference(p, in_memory.inputs, {});
@@ -89,7 +90,7 @@ TEST_CASE("a step that permutes tokens is s4 of permuted tokens", "[emulated]") 
       REQUIRE(plain.at("lse").row(0, h, n)[0] == ordered.at("lse").row(0, h, token)[0]);
     }
 }
-// The diagonal of the first tile of queries ends three keys before key 0: it keeps no block.
+// The diagonal of the first query tile ends three keys before key 0, so it keeps no block.
 TEST_CASE("a diagonal before key 0 keeps no block", "[emulated][predict]") {
   for (const char* name :
        {"s4_predict", "s5_skip_pv", "s7_int8", "s8_lpt_order", "s9_tuned"}) {
@@ -104,7 +105,7 @@ TEST_CASE("a diagonal before key 0 keeps no block", "[emulated][predict]") {
   }
 }
 // Thresholds at which tiles are skipped, and one at which none is.
-TEST_CASE("P V that is skipped is within the error that its threshold says", "[emulated]") {
+TEST_CASE("skipped P V stays within the error bound of its threshold", "[emulated]") {
   int n = 0, differing = 0;
   for (const double threshold : {3.0, 8.0, 20.0, 126.0})
     for (const int64_t d : {64, 128, 256}) {
@@ -114,7 +115,7 @@ TEST_CASE("P V that is skipped is within the error that its threshold says", "[e
       p.own["skip_below"] = {threshold};
       p.own["keep"] = {0.8};
       p.heads = 2, p.kv_heads = n % 2 == 0 ? 1 : 2, p.causal = n % 4 == 1;
-      // Scores that are not so far apart that nothing of P is left in any case.
+      // Scores close enough that the skipped P is not negligible anyway.
       p.softmax_scale = 0.5 / std::sqrt(double(d));
       p.finish();
       HostTensors skipped, all;
@@ -123,15 +124,15 @@ TEST_CASE("P V that is skipped is within the error that its threshold says", "[e
       Problem plain = p;
       plain.own.erase("skip_below");
       CHECK(run_step(step_named("s4_predict"), plain, Backend::emulated, &all) == "");
-      // The denominator has what O lacks.
+      // The denominator includes what O lacks.
       CHECK(same(skipped.at("lse"), all.at("lse")));
       const bool differs = !same(skipped.at("o"), all.at("o"));
       if (threshold == 126) CHECK(!differs);
       if (threshold == 3) differing += differs;
     }
-  CHECK(differing > 0);  // what is skipped is there
+  CHECK(differing > 0);  // some tiles are skipped
 }
-TEST_CASE("steps that choose and skip, for any mask", "[emulated]") {
+TEST_CASE("steps that choose blocks and skip P V under any mask", "[emulated]") {
   int n = 0;
   chosen_problems([&](Problem p) {
     if (++n % 3 != 0) return;
@@ -140,7 +141,7 @@ TEST_CASE("steps that choose and skip, for any mask", "[emulated]") {
   });
   CHECK(n == 14);
 }
-TEST_CASE("steps that choose on the GPU", "[gpu]") {
+TEST_CASE("steps that choose blocks on the GPU", "[gpu]") {
   chosen_problems([&](Problem p) {
     check_steps("predict", p, Backend::gpu);  // s6 too, where there is a canvas and no mask
     p.own["skip_below"] = {10};
@@ -150,14 +151,14 @@ TEST_CASE("steps that choose on the GPU", "[gpu]") {
   });
 }
 
-TEST_CASE("the rule by hand: a share of the blocks", "[predict]") {
+TEST_CASE("the selection rule by hand: top-k", "[predict]") {
   const std::vector<float> k{1, 5, 3, 4, 2};
   const auto chosen = [&](std::map<std::string, std::vector<double>> rule) {
     const Problem p = of_blocks(2, 5, std::move(rule));
     return rows_of(p, *chosen_blocks(p, of_levels(p, {1, -1}, k)));
   };
   using Rows = std::vector<std::string>;
-  CHECK(chosen({{"keep", {0}}}) == Rows{".1...", "1...."});  // one at least
+  CHECK(chosen({{"keep", {0}}}) == Rows{".1...", "1...."});  // at least one
   CHECK(chosen({{"keep", {0.2}}}) == Rows{".1...", "1...."});
   CHECK(chosen({{"keep", {0.21}}}) == Rows{".1.1.", "1...1"});
   CHECK(chosen({{"keep", {0.6}}}) == Rows{".111.", "1.1.1"});
@@ -165,11 +166,11 @@ TEST_CASE("the rule by hand: a share of the blocks", "[predict]") {
   CHECK(chosen({{"keep", {1}}}) == Rows{"11111", "11111"});
   CHECK(chosen({{"keep", {0}}, {"keep_sink", {1}}}) == Rows{"11...", "1...."});
   CHECK(chosen({{"keep", {0}}, {"keep_diagonal", {1}}}) == Rows{".1.1.", "1...1"});
-  const Problem equal = of_blocks(1, 4, {{"keep", {0.25}}});  // those that are equal, all of them
+  const Problem equal = of_blocks(1, 4, {{"keep", {0.25}}});  // equal scores, all kept
   CHECK(rows_of(equal, *chosen_blocks(equal, of_levels(equal, {1}, {2, 7, 7, 1}))) == Rows{".11."});
 }
 
-TEST_CASE("the share of blocks that are visited is said", "[predict]") {
+TEST_CASE("the visited share of the blocks is printed", "[predict]") {
   Problem p = of_blocks(2, 5, {{"keep", {0.21}}});  // two of five, and two of five
   const HostTensors in = of_levels(p, {1, -1}, {-1, 2, 0, 1, -2});
   CHECK(predict().note(p, in) == "choice: visited 40.0 % of blocks");
@@ -178,7 +179,7 @@ TEST_CASE("the share of blocks that are visited is said", "[predict]") {
         "choice: visited 33.3 % of the blocks that causal and window leave");
 }
 
-TEST_CASE("and what share it is in an order of tokens", "[predict]") {
+TEST_CASE("the visited share in a token order is printed", "[predict]") {
   Problem p = on_canvas("8x16x16", 0, 64);
   p.own["similarity"] = {0}, p.own["keep"] = {0.25};
   p.finish();
@@ -189,7 +190,7 @@ TEST_CASE("and what share it is in an order of tokens", "[predict]") {
   CHECK(predict().note(p, in_order(p, in, TokenOrder::random)).find("choice: visited 65.6 %") == 0);
 }
 
-TEST_CASE("the rule by hand: a share of the probability", "[predict]") {
+TEST_CASE("the selection rule by hand: top-p", "[predict]") {
   // Weights 1/2, 1/4, 1/8, 1/8.
   const auto chosen = [&](double mass) {
     const Problem p = of_blocks(1, 4, {{"keep_mass", {mass}}});
@@ -203,7 +204,7 @@ TEST_CASE("the rule by hand: a share of the probability", "[predict]") {
   CHECK(chosen(1) == "1111");
 }
 
-TEST_CASE("weights are powers of two, to a unit", "[predict]") {
+TEST_CASE("weights are powers of two to within one unit", "[predict]") {
   CHECK(weight_of(0) == 65536);
   CHECK(weight_of(-1) == 32768);
   CHECK(weight_of(-16) == 1);
@@ -214,12 +215,12 @@ TEST_CASE("weights are powers of two, to a unit", "[predict]") {
     CHECK(std::abs(weight_of(x) - 65536 * std::exp2(double{x})) < 1.1);
 }
 
-TEST_CASE("a block's similarity is the mean cosine of all pairs of its rows", "[predict]") {
+TEST_CASE("the self-similarity of a block is the mean cosine of its pairs of rows", "[predict]") {
   Problem p = one_head(on_canvas("4x8x20", 0, 64));  // 640 tokens: 5 blocks
   p.own["keep"] = {0};
   p.finish();
   for (const std::string name : {"q", "k"}) {
-    // Rows of the other tensor are alike in each block, and no block of K is best for all of Q.
+    // Rows of the other tensor are equal within each block, and no block of K is best for all of Q.
     HostTensors in = draw_inputs(p, predict().inputs(p));
     HostTensor& other = in.at(name == "q" ? "k" : "q");
     for (std::size_t n = 0; n < other.data.size(); ++n) {
@@ -228,7 +229,7 @@ TEST_CASE("a block's similarity is the mean cosine of all pairs of its rows", "[
     }
     std::vector<double> similarity;
     for (std::size_t block = 0; block < 5; ++block) {
-      std::vector<double> sum(64);  // of the directions, over their number
+      std::vector<double> sum(64);  // mean of the unit vectors
       for (int64_t i = 0; i < 128; ++i) {
         const float* const row = in.at(name).row(0, 0, 128 * static_cast<int64_t>(block) + i);
         double norm2 = 0;
@@ -240,11 +241,11 @@ TEST_CASE("a block's similarity is the mean cosine of all pairs of its rows", "[
     }
     for (std::size_t block = 0; block < 5; ++block)
       for (const double off : {-1e-5, 1e-5}) {
-        // The only one that can be chosen is, by all.
+        // The only eligible block is chosen, by all.
         if (name == "k" && similarity[block] == *std::ranges::max_element(similarity)) continue;
         p.own["similarity"] = {similarity[block] + off};
         const auto rows = rows_of(p, *chosen_blocks(p, in));
-        bool always = true;  // seen by all, or sees all
+        bool always = true;  // visited by all, or visits all
         for (std::size_t n = 0; n < 5; ++n)
           always = always && (name == "k" ? rows[n][block] : rows[block][n]) == '1';
         INFO(name << " " << block << " " << off);
@@ -253,7 +254,7 @@ TEST_CASE("a block's similarity is the mean cosine of all pairs of its rows", "[
   }
 }
 
-TEST_CASE("a choice follows causal masks and windows, and leaves none without a block",
+TEST_CASE("choices respect causal masks and windows and leave no tile without a block",
           "[predict]") {
   Problem p = on_canvas("8x8x12", 0, 64);
   p.heads = 2, p.kv_heads = 1;
@@ -267,14 +268,14 @@ TEST_CASE("a choice follows causal masks and windows, and leaves none without a 
         const auto rows = rows_of(p, *mask, h);
         for (std::size_t m = 0; m < rows.size(); ++m) {
           CHECK(rows[m].find('1') <= m);
-          CHECK(rows[m].find_last_of('1') <= m);  // nothing behind the diagonal
-          if (!causal) CHECK(rows[m].find('1') + 1 >= m);  // nor before the window
+          CHECK(rows[m].find_last_of('1') <= m);  // nothing right of the diagonal
+          if (!causal) CHECK(rows[m].find('1') + 1 >= m);  // nor left of the window
         }
       }
     }
 }
 
-TEST_CASE("all blocks are attention to all keys", "[emulated]") {
+TEST_CASE("keeping all blocks is attention to all keys", "[emulated]") {
   Problem p = on_canvas("4x8x12", 50, 128);
   p.heads = 2, p.kv_heads = 1;
   p.own["keep"] = {1};
@@ -288,9 +289,9 @@ TEST_CASE("all blocks are attention to all keys", "[emulated]") {
   CHECK(same(all.at("lse"), dense.at("lse")));
 }
 
-// A block with a NaN or an infinity has no mean, so it is seen by all: what is no number does not
-// vanish with a choice.
-TEST_CASE("what is no number is always seen", "[emulated]") {
+// A block with NaN or Inf has no mean, so all tiles visit it: NaN does not disappear because of a
+// choice.
+TEST_CASE("a block with NaN or Inf is always visited", "[emulated]") {
   for (const char* tensor : {"q", "k"})
     for (const float bad : {NAN, INFINITY}) {
       Problem p = on_canvas("8x8x12", 0, 64);
@@ -314,14 +315,14 @@ TEST_CASE("what is no number is always seen", "[emulated]") {
     }
 }
 
-TEST_CASE("problems that steps cannot choose for are refused", "[predict]") {
+TEST_CASE("problems without a valid choice are refused", "[predict]") {
   Problem p = problem(256, 256, 64, DType::bf16);
   p.finish();
   const Step& step = step_named("s4_predict");
   CHECK(refusal(step, p).value_or("") == "");
   Problem q = p;
   q.own["skip_below"] = {10};
-  CHECK(refusal(step, q).value_or("") == "--skip-below 10: this step has no P V that is skipped");
+  CHECK(refusal(step, q).value_or("") == "--skip-below 10: this step has no skipped P V");
   q = p, q.dtype = DType::fp32;
   CHECK(refusal(step, q).value_or("") == "--dtype fp32: this step takes fp16 and bf16");
   CHECK(refusal(step_named("s7_int8"), p).value_or("") ==
@@ -349,12 +350,12 @@ TEST_CASE("problems that steps cannot choose for are refused", "[predict]") {
   }
   const Step& orders = step_named("s6_hilbert");
   CHECK(refusal(orders, p).value_or("") ==
-        "this step puts the tokens of a canvas in order, and needs --inputs field:TxHxW");
+        "this step reorders the tokens of a canvas, and needs --inputs field:TxHxW");
   q = p, q.own["field"] = read_field("4x8x8");
   CHECK(refusal(orders, q).value_or("") == "");
   q.own["order"] = {2};
   CHECK(refusal(orders, q).value_or("") == "");
-  CHECK(refusal(step, q).value_or("") == "--order: this step has no order of tokens of its own");
+  CHECK(refusal(step, q).value_or("") == "--order: this step has no token order of its own");
   q.causal = true;
   q.finish();
   CHECK(refusal(orders, q).value_or("").find("this step has no causal mask") == 0);
@@ -369,9 +370,9 @@ TEST_CASE("problems that steps cannot choose for are refused", "[predict]") {
         "this step skips P V, and needs --skip-below");
 }
 
-// What --save writes beside O and lse: the blocks that a launch visited, as `--mask block:` takes
-// them, and s6's order.
-TEST_CASE("the choices of a launch are the blocks of the rule, and its order", "[emulated]") {
+// What --save writes in addition to O and lse: the blocks that a launch visited, in the form of
+// `--mask block:`, and s6's order.
+TEST_CASE("a launch saves the blocks and the order of the rule", "[emulated]") {
   for (const char* name : {"s4_predict", "s6_hilbert", "s8_lpt_order"}) {
     const Step& step = step_named(name);
     Problem p = on_canvas("8x8x8", 40, 64, DType::bf16);

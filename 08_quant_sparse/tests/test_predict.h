@@ -1,4 +1,4 @@
-// What the tests of the steps that choose share: problems in which they choose, and what is chosen.
+// Shared by the tests of steps that choose: problems for them, and their choices.
 #pragma once
 
 #include <map>
@@ -26,8 +26,8 @@ inline Problem on_canvas(const std::string& canvas, int64_t text, int64_t d,
   return p;
 }
 
-// Problems in which what is chosen, and what else hides keys, meet: fields, where means stand for
-// their blocks, and other inputs, where that is asked for.
+// Problems that combine choices with other masks: fields, where block means are representative, and
+// other inputs on request.
 template <class Body>
 int chosen_problems(Body body) {
   constexpr int64_t kDims[] = {128, 64, 256};
@@ -45,11 +45,11 @@ int chosen_problems(Body body) {
     for (const bool smooth : {true, false}) {
       Problem p = on_canvas("8x8x12", n % 3 == 0 ? 0 : 77, kDims[n % 3],
                             n % 2 == 0 ? DType::bf16 : DType::fp16);
-      p.own["similarity"] = {0.05};  // about 1/77 is what text has
+      p.own["similarity"] = {0.05};  // text has about 1/77
       if (!smooth) {
         p = problem(kPairs[n / 2 % 5][0], kPairs[n / 2 % 5][1], kDims[n % 3], p.dtype,
                     n % 4 == 1 ? InputKind::needle : InputKind::peaked);
-        p.own["similarity"] = {n % 3 == 0 ? 0.0 : 0.0078};  // 1/128 is what random rows have
+        p.own["similarity"] = {n % 3 == 0 ? 0.0 : 0.0078};  // random rows have 1/128
       }
       for (const auto& [name, value] : rule) p.own[name] = value;
       p.batch = 1 + n % 2, p.heads = 4, p.kv_heads = n % 4 < 2 ? 2 : 1;
@@ -62,7 +62,7 @@ int chosen_problems(Body body) {
   return n;
 }
 
-// Which blocks each tile of queries of head h chooses: "1.1." for two of four.
+// The blocks that each query tile of head h chooses: "1.1." for two of four.
 inline std::vector<std::string> rows_of(const Problem& p, const BlockMask& mask, int64_t h = 0) {
   std::vector<std::string> rows;
   for (int64_t m = 0; m < mask.shape()[2]; ++m) {

@@ -1,6 +1,5 @@
-// The steps of 8 bits that choose: what s4 chooses, tiles in the order of their lists, windows of
-// the blocks that are visited.
-#define ATTN_EMULATED  // length_class as a function of the host
+// INT8 / FP8 steps that choose: s4's choices, tiles in LPT order, chunks of visited blocks.
+#define ATTN_EMULATED  // length_class as a host function
 #include <cmath>
 #include <functional>
 #include <random>
@@ -15,8 +14,8 @@
 using namespace attn;
 using namespace attn::tests;
 
-// In 8 bits they choose by what they were given, as those do.
-TEST_CASE("steps of 8 bits that choose are right about what they choose", "[emulated]") {
+// They choose by the original inputs, as the 16-bit steps do.
+TEST_CASE("8-bit steps that choose blocks are exact over the chosen blocks", "[emulated]") {
   Counts ran;
   const int problems = chosen_problems([&](Problem p) {
     p.dtype = DType::e4m3;
@@ -26,7 +25,7 @@ TEST_CASE("steps of 8 bits that choose are right about what they choose", "[emul
                                              {"s8_lpt_order", problems},
                                              {"s9_tuned", problems}});
 }
-TEST_CASE("longer lists are in an earlier class, for any number of blocks", "[predict]") {
+TEST_CASE("longer lists are in an earlier class for any number of blocks", "[predict]") {
   using ::emulated::hopper::kLengthClasses, ::emulated::hopper::length_class;
   for (const int blocks : {1, 2, 63, 64, 65, 1000, 65535}) {
     CHECK(length_class(blocks, blocks) == 0);
@@ -42,7 +41,7 @@ TEST_CASE("longer lists are in an earlier class, for any number of blocks", "[pr
     CHECK(std::ssize(classes) == std::min(blocks + 1, kLengthClasses));  // none is left out
   }
 }
-// Of each section all its tiles, longer lists before shorter ones.
+// Per section all its tiles, longer lists before shorter ones.
 void check_order(const std::vector<int32_t>& order, const ::emulated::hopper::TileOrder& tiles,
                  const std::function<int(std::size_t list)>& length, int n_blocks) {
   REQUIRE(std::ssize(order) == tiles.count());
@@ -68,7 +67,7 @@ void check_order(const std::vector<int32_t>& order, const ::emulated::hopper::Ti
 struct TilesOf128 {
   static constexpr int kBlockM = kSparseBlockM;
 };
-// Sections of more tiles than the kernel has threads, and a last one that is smaller.
+// Sections with more tiles than the kernel has threads, and a smaller last section.
 TEST_CASE("the longest lists of a section come first", "[emulated]") {
   using namespace ::emulated::hopper;
   constexpr int kBlocks = 300;
@@ -89,8 +88,8 @@ TEST_CASE("the longest lists of a section come first", "[emulated]") {
     check_order(order, tiles, [&](std::size_t n) { return visits[n].count(); }, kBlocks);
   }
 }
-// And of a step's own lists, as the launch has left both in device memory.
-TEST_CASE("tiles are taken in the order of their lists", "[emulated]") {
+// And for a step's own lists, as the launch left both in device memory.
+TEST_CASE("tiles are processed in LPT order", "[emulated]") {
   for (const char* name : {"s8_lpt_order", "s9_tuned"}) {
     Problem p = problem(8 * 128, 8 * 128, 64, DType::e4m3);
     p.batch = 1, p.heads = 3, p.kv_heads = 1, p.causal = true;  // which gives lists their lengths
@@ -101,7 +100,7 @@ TEST_CASE("tiles are taken in the order of their lists", "[emulated]") {
     REQUIRE(session.launch().message == "");
     ::emulated::hopper::TileOrder tiles(p, kSparseBlockM);
     tiles.section = ::emulated::hopper::section_of_codes(p, tiles.num_m_blocks);
-    const std::vector<int32_t> visits = session.workspace("visits");  // of each list three numbers
+    const std::vector<int32_t> visits = session.workspace("visits");  // three numbers per list
     std::set<int> lengths;
     const auto length = [&](std::size_t list) {
       return *lengths.insert(visits[3 * list + 2] - visits[3 * list]).first;
@@ -110,8 +109,8 @@ TEST_CASE("tiles are taken in the order of their lists", "[emulated]") {
     CHECK(lengths.size() > 1);
   }
 }
-// Which tile is taken when changes no bit.
-TEST_CASE("tiles in the order of their lists give what they give in any order", "[emulated]") {
+// The order of the tiles changes no bit.
+TEST_CASE("the order of the tiles changes no bit", "[emulated]") {
   Problem p = on_canvas("8x8x12", 77, 64, DType::e4m3);
   p.own["keep"] = {0.3}, p.own["similarity"] = {0.05};
   p.heads = 4, p.kv_heads = 2;
@@ -122,9 +121,9 @@ TEST_CASE("tiles in the order of their lists give what they give in any order", 
   CHECK(same(s7.at("o"), s8.at("o")));
   CHECK(same(s7.at("lse"), s8.at("lse")));
 }
-// More than the 32 blocks of a window: one more, several windows, tiles that visit few beside tiles
-// that visit many, so that what one left in device memory is not taken for another's.
-TEST_CASE("s9 merges windows of the blocks that it visits", "[emulated]") {
+// More than the 32 blocks of a chunk: one more, several chunks, tiles that visit few blocks next to
+// tiles that visit many, so that one tile's workspace is not taken for another's.
+TEST_CASE("s9 merges chunks of the blocks that it visits", "[emulated]") {
   const auto check = [](Problem p, double keep) {
     p.own["similarity"] = {0}, p.own["keep"] = {keep};
     p.dtype = DType::e4m3;
@@ -145,12 +144,12 @@ TEST_CASE("s9 merges windows of the blocks that it visits", "[emulated]") {
   p = problem(65, 4096 + 65, 256, DType::e4m3, InputKind::needle);
   p.batch = p.heads = p.kv_heads = 1;
   check(p, 1);
-  // A window whose edges are behind 30 blocks or so: the last of the first 32 has a mask, too.
+  // A window whose edges are some 30 blocks in: the last of the first 32 blocks is masked, too.
   p = problem(140, 6000, 64, DType::e4m3, InputKind::needle);
   p.batch = p.heads = p.kv_heads = 1, p.window_left = 3950, p.window_right = 0;
   check(p, 1);
 }
-TEST_CASE("what a step of 8 bits multiplies has beside it what it chooses by", "[predict]") {
+TEST_CASE("stored values of an 8-bit step come with the originals of its choice", "[predict]") {
   Problem p = on_canvas("4x8x12", 50, 64, DType::e4m3);
   p.own["keep"] = {0.5};
   p.finish();
@@ -163,9 +162,9 @@ TEST_CASE("what a step of 8 bits multiplies has beside it what it chooses by", "
     CHECK(rows_of(p, *chosen_blocks(p, stored)) == rows_of(p, *chosen_blocks(p, in)));
   }
 }
-// Means, similarities and scores of means have the same bits in all kernels that choose: so do the
-// lists, as the launches have left them.
-TEST_CASE("steps of 8 bits visit what s4 visits", "[emulated]") {
+// Means, similarities and scores of means are bitwise equal in all selection kernels, and so are
+// the lists that the launches left.
+TEST_CASE("8-bit steps visit the blocks that s4 visits", "[emulated]") {
   int n = 0, chosen = 0;
   for (const int64_t d : {64, 128, 256})
     for (const auto& [canvas, text] : {std::pair("8x8x12", 77), {"8x8x8", 0}, {"4x8x12", 1}}) {
@@ -189,7 +188,7 @@ TEST_CASE("steps of 8 bits visit what s4 visits", "[emulated]") {
         std::vector<std::vector<int32_t>> lists;
         for (std::size_t at = 0; at < visits.size(); at += 3) {
           lists.emplace_back(visited.begin() + visits[at], visited.begin() + visits[at + 2]);
-          lists.back().push_back(visits[at + 1] - visits[at]);  // how many of them have no mask
+          lists.back().push_back(visits[at + 1] - visits[at]);  // how many of them need no mask
         }
         std::vector<std::vector<int32_t>> means;
         for (const char* buffer :
@@ -204,8 +203,9 @@ TEST_CASE("steps of 8 bits visit what s4 visits", "[emulated]") {
     }
   CHECK(chosen > 20);
 }
-// Rows of few keys, for which the checker's own rounding of P is a bad guide (check.h, rule 2).
-TEST_CASE("rows of few keys are as far off as their roundings may be", "[emulated]") {
+// Rows of few keys, for which the checker's own rounding of P is not representative (check.h, rule
+// 2).
+TEST_CASE("rows of few keys stay within the rounding bound", "[emulated]") {
   Problem p = problem(128, 129, 64, DType::e4m3);
   p.batch = 2, p.heads = 2, p.kv_heads = 1, p.seed = 389, p.own["similarity"] = {0.0078};
   CHECK(check_steps("predict", p, Backend::emulated).of.size() == 3);
@@ -214,9 +214,9 @@ TEST_CASE("rows of few keys are as far off as their roundings may be", "[emulate
   p.own["similarity"] = {0.5};
   CHECK(check_steps("predict", p, Backend::emulated).of.size() == 3);
 }
-// The scale and the mean of the channel are those of its finite values. All other channels are as
-// they were.
-TEST_CASE("NaN in V reaches its channel, in query tiles that visit its block", "[emulated]") {
+// The scale and the mean of the channel come from its finite values. All other channels are
+// unchanged.
+TEST_CASE("NaN in V poisons its channel in query tiles that visit its block", "[emulated]") {
   for (const char* name : {"s7_int8", "s8_lpt_order", "s9_tuned"})
     for (const float bad : {NAN, INFINITY, -INFINITY}) {
       Problem p = problem(300, 520, 64, DType::e4m3, InputKind::peaked);
@@ -234,7 +234,7 @@ TEST_CASE("NaN in V reaches its channel, in query tiles that visit its block", "
       REQUIRE(session.launch().ok());
       out = session.outputs();
       int wrong = 0, reached = 0;
-      double error = 0, size = 0;  // of the channel in rows that it does not reach
+      double error = 0, size = 0;  // the channel in rows that do not attend to it
       for (int64_t h = 0; h < 2; ++h)
         for (int64_t i = 0; i < 300; ++i) {
           const bool visits = blocks->open(0, h, i / kSparseBlockM, 500 / sparse_block_n(64));
@@ -250,7 +250,7 @@ TEST_CASE("NaN in V reaches its channel, in query tiles that visit its block", "
           }
         }
       CHECK(wrong == 0);
-      CHECK(error <= 0.05 * 0.05 * size);  // the mean of V lacks a value
+      CHECK(error <= 0.05 * 0.05 * size);  // the mean of V lacks one value
       CHECK(reached > 0);
       CHECK(same(out.at("lse"), right.at("lse")));
     }

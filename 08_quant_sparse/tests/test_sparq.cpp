@@ -1,5 +1,5 @@
-// What chapter 08 promises of d4_sparq: exact where it reads all tokens, and else attention to the
-// tokens that the algorithm's model on the host chooses.
+// d4_sparq: exact if it reads all tokens, and otherwise attention to the tokens that the host model
+// of the algorithm chooses.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -56,14 +56,14 @@ void check_sparq(Backend backend, const std::vector<int64_t>& lengths) {
 
 }  // namespace
 
-TEST_CASE("SparQ reads what its model reads, at any length", "[emulated]") {
+TEST_CASE("SparQ matches its model at any length", "[emulated]") {
   check_sparq(Backend::emulated, {1, 5, 31, 33, 127, 129, 255, 300, 1000, 2049, 2311});
 }
 TEST_CASE("SparQ on the GPU", "[gpu]") {
   check_sparq(Backend::gpu, {1, 5, 31, 33, 127, 129, 255, 300, 1000, 2049, 4096, 32789});
 }
 
-TEST_CASE("SparQ is attention where it reads all tokens", "[emulated]") {
+TEST_CASE("SparQ equals attention if it reads all tokens", "[emulated]") {
   for (const int64_t d : {64, 128, 256})
     for (const int64_t keys : {1, 100, 300}) {
       Problem p = cache_of(keys, d, 4, 2);
@@ -79,9 +79,9 @@ TEST_CASE("SparQ is attention where it reads all tokens", "[emulated]") {
     }
 }
 
-// By hand: equal shares are taken from the first token on, the newest in any case, and equal
-// columns from the first one on.
-TEST_CASE("which tokens and columns SparQ takes, at ties", "[sparq]") {
+// By hand: among equal shares the first tokens are taken, the newest in any case; among equal
+// columns the first.
+TEST_CASE("SparQ takes the first of equal tokens and columns", "[sparq]") {
   Problem p = cache_of(50, 64, 2, 1);
   choose(p, 3, 10, 4);
   p.finish();
@@ -94,7 +94,7 @@ TEST_CASE("which tokens and columns SparQ takes, at ties", "[sparq]") {
   CHECK(chosen().columns == std::vector<int64_t>{0, 1, 40});
   CHECK(chosen().keys == std::vector<int64_t>{0, 1, 2, 3, 4, 5, 46, 47, 48, 49});
   CHECK(chosen().alpha[0] == Approx(10 / 50.0));
-  k[20 * 64 + 40] = -4;  // in the first head alone
+  k[20 * 64 + 40] = -4;  // in the first head only
   CHECK(chosen().keys == std::vector<int64_t>{0, 1, 2, 3, 4, 20, 46, 47, 48, 49});
   CHECK(chosen().alpha[0] > chosen().alpha[1]);
   in.emplace("seqused_k", HostTensor{seqused_of(p), {}, {50}});
@@ -104,8 +104,8 @@ TEST_CASE("which tokens and columns SparQ takes, at ties", "[sparq]") {
   CHECK(out.at("o").data[0] == 0);  // of values of 0
 }
 
-// A group whose queries are 0, and keys that are all alike: no 0/0.
-TEST_CASE("SparQ of zeros, and of what is no number", "[emulated]") {
+// A group of zero queries, and equal keys: no 0/0.
+TEST_CASE("SparQ with zeros and with NaN", "[emulated]") {
   Problem p = cache_of(300, 64, 4, 2);
   p.finish();
   const Operation& op = *sparq_step_of_table().operation;
@@ -128,7 +128,7 @@ TEST_CASE("SparQ of zeros, and of what is no number", "[emulated]") {
     HostTensors out = outputs_of(p, with);
     CHECK((numbers(out, 3) == 0 && numbers(out, 0) == 64));
     with = in;
-    // Of the newest token of the second K/V head. A score of -infinity is a weight of 0.
+    // The newest token of the second KV head. A score of -Inf is a weight of 0.
     with.at("k").data[(300 + 299) * 64 + 5] = bad;
     out = outputs_of(p, with);
     for (const std::size_t head : {2, 3})
@@ -142,7 +142,7 @@ TEST_CASE("SparQ of zeros, and of what is no number", "[emulated]") {
   }
 }
 
-TEST_CASE("SparQ refuses what it cannot do, in words", "[emulated]") {
+TEST_CASE("SparQ refuses unsupported problems with a reason", "[emulated]") {
   const auto reason = [](auto change) {
     Problem p = cache_of(100, 64, 2, 1);
     change(p);
@@ -161,7 +161,7 @@ TEST_CASE("SparQ refuses what it cannot do, in words", "[emulated]") {
         "--window: this step chooses among all tokens");
 }
 
-// The paper's count, per K/V head of one query head: S r + 2 k d of 2 S d elements.
+// The paper's count, per KV head of one query head: S r + 2 k d of 2 S d elements.
 TEST_CASE("the cost of SparQ is the paper's count of bytes", "[sparq]") {
   Problem p = cache_of(4096, 128, 1, 1);
   p.finish();
@@ -173,7 +173,7 @@ TEST_CASE("the cost of SparQ is the paper's count of bytes", "[sparq]") {
 }
 
 // The table of CACHES.md, looked up in the page.
-TEST_CASE("errors of SparQ by tokens that are read, for CACHES.md", "[figures]") {
+TEST_CASE("errors of SparQ by number of tokens read for CACHES.md", "[figures]") {
   for (const InputKind kind : {InputKind::random, InputKind::needle}) {
     std::string row;
     for (const double keys : {64, 128, 256, 512, 4096}) {

@@ -1,4 +1,5 @@
-// The steps of chapter 08 that skip: masks of blocks of any density and shape, beside other masks.
+// The block-sparse steps of chapter 08: block masks of any density and shape, combined with other
+// masks.
 #include <filesystem>
 #include <random>
 
@@ -33,7 +34,7 @@ std::shared_ptr<BlockMask> random_mask(const Problem& p, double density, int64_t
   return std::make_shared<BlockMask>(block_m, block_n, shape, open);
 }
 
-// Problems in which densities, sizes of blocks, and what else hides keys meet.
+// Problems that combine densities, block sizes and other masks.
 template <class Body>
 int masked_problems(Body body) {
   constexpr int64_t kLengths[][2] = {{300, 700}, {513, 513}, {128, 1024}, {70, 130}, {900, 400}};
@@ -89,13 +90,13 @@ int flashmask_problems(Body body) {
 
 }  // namespace
 
-TEST_CASE("steps that skip are right for any mask of blocks", "[emulated]") {
+TEST_CASE("block-sparse steps match the reference for any block mask", "[emulated]") {
   Counts ran;
   const int problems = masked_problems(
       [&](const Problem& p) { ran += check_steps("forward", p, Backend::emulated); });
   CHECK(ran.of == std::map<std::string, int>{{"s1_block_mask", problems}});
 }
-TEST_CASE("steps that skip are right for FlashMask's twelve masks", "[emulated]") {
+TEST_CASE("block-sparse steps match the reference for FlashMask's twelve masks", "[emulated]") {
   Counts ran;
   const int problems = flashmask_problems(
       [&](const Problem& p) { ran += check_steps("forward", p, Backend::emulated); });
@@ -106,9 +107,9 @@ TEST_CASE("FlashMask's masks on the GPU", "[gpu]") {
   flashmask_problems([&](const Problem& p) { check_steps("forward", p, Backend::gpu); });
 }
 
-// The same rows hidden by two intervals that meet inside a tile: that tile is visited then, with a
-// mask. So a tile that is skipped would not have changed a bit.
-TEST_CASE("what is skipped would not have changed a bit", "[emulated]") {
+// The same rows hidden by two intervals that meet inside a tile: that tile is then visited, with a
+// mask. So skipping a tile changes no bit.
+TEST_CASE("skipping blocks changes no bit", "[emulated]") {
   std::mt19937_64 random(7);
   for (const int64_t d : {64, 128}) {
     Problem p = problem(700, 700, d, DType::bf16, InputKind::peaked);
@@ -135,7 +136,7 @@ TEST_CASE("what is skipped would not have changed a bit", "[emulated]") {
   }
 }
 
-TEST_CASE("column intervals of heads and sequences of their own", "[emulated]") {
+TEST_CASE("column intervals per head and sequence", "[emulated]") {
   for (const bool own_batch : {false, true})
     for (const bool own_heads : {false, true}) {
       Problem p = problem(200, 300, 64, DType::fp16, InputKind::needle);
@@ -151,11 +152,11 @@ TEST_CASE("column intervals of heads and sequences of their own", "[emulated]") 
       CHECK(run_step(step_named("s2_flashmask"), p, Backend::emulated) == "");
     }
 }
-TEST_CASE("steps that skip on the GPU", "[gpu]") {
+TEST_CASE("block-sparse steps on the GPU", "[gpu]") {
   masked_problems([&](const Problem& p) { check_steps("forward", p, Backend::gpu); });
 }
 
-TEST_CASE("without a mask of blocks every block is visited", "[emulated]") {
+TEST_CASE("without a block mask every block is visited", "[emulated]") {
   for (const bool causal : {false, true}) {
     Problem p = problem(300, 420, 128, DType::bf16, InputKind::needle);
     p.heads = 2, p.kv_heads = 1, p.causal = causal;
@@ -175,7 +176,7 @@ TEST_CASE("a needle in the first, the last or the only block of a row is found",
   }
 }
 
-TEST_CASE("a row of blocks that is empty gives O = 0 and lse = -inf", "[emulated]") {
+TEST_CASE("an empty block list gives O = 0 and lse = -inf", "[emulated]") {
   Problem p = problem(300, 300, 128, DType::bf16);
   p.heads = 2;
   std::vector<bool> open(18, true);
@@ -193,7 +194,7 @@ TEST_CASE("a row of blocks that is empty gives O = 0 and lse = -inf", "[emulated
   }
 }
 
-TEST_CASE("lists have open blocks once, those with a mask last", "[emulated]") {
+TEST_CASE("lists have each visible block once and masked blocks last", "[emulated]") {
   masked_problems([&](const Problem& p) {
     const HostTensors lists = step_named("s1_block_mask").plan(p, {});
     const std::vector<int64_t>&visits = lists.at("visits").numbers,
@@ -230,7 +231,7 @@ TEST_CASE("lists have open blocks once, those with a mask last", "[emulated]") {
   });
 }
 
-TEST_CASE("masks that a step cannot have are refused", "[emulated]") {
+TEST_CASE("unsupported masks are refused", "[emulated]") {
   Problem p = problem(256, 256, 64, DType::bf16);
   p.mask = std::make_shared<BlockMask>(64, 64, std::vector<int64_t>{1, 1, 4, 4},
                                        std::vector<bool>(16, true));
@@ -238,16 +239,17 @@ TEST_CASE("masks that a step cannot have are refused", "[emulated]") {
   CHECK(refusal(step_named("s1_block_mask"), p).value_or("") ==
         "blocks of 64 x 64: must be multiples of 128 queries and 128 keys");
   CHECK(refusal(step_named("s2_flashmask"), p).value_or("") ==
-        "this step has masks of columns, and needs one");
+        "this step needs a mask of column intervals");
   p.mask = read_mask("flashmask:document", p);
   CHECK(refusal(step_named("s1_block_mask"), p).value_or("") ==
-        "this step has no masks but those of blocks");
+        "this step has no masks but block masks");
   CHECK(refusal(step_named("s2_flashmask"), p).value_or("") == "");
 }
 
 namespace {
 
-// Canvases with windows in the middle, at edges, and as large as they; text or none.
+// Canvases with windows in the middle, at the edges, and as large as the canvas; with text or
+// without.
 template <class Body>
 int canvas_problems(Body body) {
   struct Canvas {
@@ -275,20 +277,20 @@ int canvas_problems(Body body) {
 
 }  // namespace
 
-TEST_CASE("windows of tiles are right at edges, in the middle, and beside text", "[emulated]") {
+TEST_CASE("sliding tile windows match the reference at edges and next to text", "[emulated]") {
   Counts ran;
   const int problems = canvas_problems(
       [&](const Problem& p) { ran += check_steps("forward", p, Backend::emulated); });
   CHECK(ran.of ==
         std::map<std::string, int>{{"s1_block_mask", problems}, {"s3_sliding_tile", problems}});
 }
-TEST_CASE("windows of tiles on the GPU", "[gpu]") {
+TEST_CASE("sliding tile windows on the GPU", "[gpu]") {
   canvas_problems([&](const Problem& p) { check_steps("forward", p, Backend::gpu); });
 }
 
-// Token by token, from the paper's words: along each side the window is that of the tile's centre,
+// Token by token, as the paper defines it: along each side the window is that of the tile's centre,
 // moved inside the canvas.
-TEST_CASE("a window of tiles sees what the paper says", "[emulated]") {
+TEST_CASE("the keys of a sliding tile window are those of the paper", "[emulated]") {
   const SlidingTiles mask({6, 16, 40}, {2, 8, 8}, {{2, 8, 24}, {6, 16, 40}}, 100);
   const auto seen = [&](int64_t h, int64_t i) {
     std::vector<int64_t> keys;
@@ -304,7 +306,7 @@ TEST_CASE("a window of tiles sees what the paper says", "[emulated]") {
     for (int64_t j = 3840; j < 3940; ++j) keys.push_back(j);
     return keys;
   };
-  // Tiles of 3 x 2 x 5. Of head 0 three in a row: in the middle, and at both ends.
+  // Tiles of 3 x 2 x 5. For head 0, three in a row: in the middle, and at both ends.
   CHECK(seen(0, 128 * 12) == tokens({11, 12, 13}));
   CHECK(seen(0, 128 * 10 + 5) == tokens({10, 11, 12}));
   CHECK(seen(0, 128 * 29 + 127) == tokens({27, 28, 29}));
@@ -312,7 +314,7 @@ TEST_CASE("a window of tiles sees what the paper says", "[emulated]") {
   CHECK(seen(1, 7).size() == 3940);
 }
 
-TEST_CASE("windows of tiles that cannot be are refused", "[emulated]") {
+TEST_CASE("invalid sliding tile windows are refused", "[emulated]") {
   const auto said = [](const std::string& text, int64_t length, bool causal = false) {
     Problem p = problem(length, length, 64, DType::bf16);
     p.heads = 2, p.causal = causal;
@@ -334,14 +336,14 @@ TEST_CASE("windows of tiles that cannot be are refused", "[emulated]") {
   CHECK(said("sta:2x8x24,2x4x8,2x4x8", 384) ==
         "blocks of 64 x 64: must be multiples of 128 queries and 128 keys");
   CHECK(said("sta:2x8x24,2x8x8,2x8x8", 384, true) ==
-        "this step has no causal mask and no window beside those of tiles");
+        "this step has no causal mask and no window but sliding tile windows");
   CHECK(said("sta:2x8x24,2x8x8,2x8x8,2x8x24,2x8x8", 384)
             .find("3 windows and 2 heads: at most one for each head") != std::string::npos);
   CHECK(said("sat:2x8x24,2x8x8", 384).find("or sta:CANVAS,TILE,WINDOW") != std::string::npos);
 }
 
-// What is printed can be given again, and is the same mask.
-TEST_CASE("a mask of windows is called by all of them", "[sparse]") {
+// The printed option can be passed again, and gives the same mask.
+TEST_CASE("the name of a mask lists all its windows", "[sparse]") {
   Problem p = problem(640, 640, 64, DType::bf16);
   p.heads = 2;
   p.finish();
@@ -353,9 +355,9 @@ TEST_CASE("a mask of windows is called by all of them", "[sparse]") {
         "sta:2x8x40,2x8x8,2x8x24,2x8x8,2x8x24,2x8x8");
 }
 
-// Intervals of one's own, for each head: from a folder, or beside the tensors of --load. The run
-// checks against a reference that hides the same rows; a NaN of the mask alone would not show.
-TEST_CASE("hidden_begin and hidden_end of one's own are the mask", "[emulated]") {
+// User intervals, per head: from a folder, or with the tensors of --load. The run compares with a
+// reference that hides the same rows; a NaN of the mask alone would not show.
+TEST_CASE("user-supplied hidden_begin and hidden_end are the mask", "[emulated]") {
   const std::string folder = "own_intervals";
   std::filesystem::remove_all(folder);
   Problem p = problem(200, 200, 64, DType::bf16);

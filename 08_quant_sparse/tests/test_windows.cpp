@@ -1,4 +1,4 @@
-// Windows that are searched for each head: the smallest that is near enough, as near as is said.
+// Window search per head: the smallest window within the bound, with the error that is printed.
 #include <fstream>
 
 #include "08_quant_sparse/host/head_windows.h"
@@ -26,7 +26,7 @@ Problem field_problem(const WindowSearch& s, int64_t text, int64_t heads) {
   return p;
 }
 
-// The relative L1 distance from attention to all keys, by the reference.
+// The relative L1 distance from attention over all keys, by the reference.
 double error_of(const Problem& p, const HostTensors& in, const Sides& window, const WindowSearch& s,
                 int64_t h) {
   Problem one = p;
@@ -46,7 +46,7 @@ double error_of(const Problem& p, const HostTensors& in, const Sides& window, co
 
 }  // namespace
 
-TEST_CASE("the windows that are tried, the smallest first", "[windows]") {
+TEST_CASE("candidate windows in order of size", "[windows]") {
   const std::vector<Sides> windows = windows_of({{4, 24, 16}, {2, 8, 8}});
   // 1 or all 2 tiles, 1 or all 3, 1 or all 2.
   CHECK(windows.size() == 8);
@@ -56,20 +56,20 @@ TEST_CASE("the windows that are tried, the smallest first", "[windows]") {
   for (const Sides& w : windows) CHECK_NOTHROW(SlidingTiles({4, 24, 16}, {2, 8, 8}, {w}, 0));
 }
 
-TEST_CASE("a head gets the smallest window that is near enough", "[windows]") {
+TEST_CASE("a head gets the smallest window within the error bound", "[windows]") {
   for (const int64_t text : {0, 30}) {
     const WindowSearch s{{5, 20, 20}, {1, 4, 4}, 0.05, 1};
     const Problem p = field_problem(s, text, 2);
     const HostTensors in = draw_inputs(p, attention_inputs(p));
     const std::vector<HeadWindow> found = search_windows(p, in, s);
     REQUIRE(found.size() == 2);
-    // Head 0 has a reach of 1/8 of each side, head 1 of a half.
+    // Head 0 has a range of 1/8 of each side, head 1 of a half.
     CHECK(found[0].density < 0.7 * found[1].density);
     const std::vector<Sides> windows = windows_of(s);
     const HeadWindow& own = found[0];
     CHECK(own.error <= s.bound);
     CHECK(error_of(p, in, own.window, s, 0) == Approx(own.error).epsilon(0.01).margin(1e-6));
-    // Those before it are too far off: the first, and the last of them.
+    // The windows before it exceed the bound: the first and the last of them.
     const auto at = std::ranges::find(windows, own.window) - windows.begin();
     REQUIRE(at > 0);
     CHECK(error_of(p, in, windows.front(), s, 0) > s.bound);
@@ -85,7 +85,7 @@ TEST_CASE("a head gets the smallest window that is near enough", "[windows]") {
   }
 }
 
-TEST_CASE("without error all of the canvas is what is left", "[windows]") {
+TEST_CASE("an error bound of 0 leaves the whole canvas", "[windows]") {
   const WindowSearch s{{4, 8, 24}, {2, 8, 8}, 0, 5};
   const Problem p = field_problem(s, 0, 2);
   const std::vector<HeadWindow> found = search_windows(p, draw_inputs(p, attention_inputs(p)), s);
@@ -96,7 +96,7 @@ TEST_CASE("without error all of the canvas is what is left", "[windows]") {
   }
 }
 
-TEST_CASE("options of the search that cannot be are refused", "[windows]") {
+TEST_CASE("invalid options of the window search are refused", "[windows]") {
   const auto said = [](std::vector<std::string> arguments) {
     try {
       windows_command(arguments);
