@@ -15,19 +15,19 @@ namespace {
 
 using namespace detail;
 
-// A key head with the query heads that share it.
+// A K/V head with the query heads that share it.
 struct KeyHead {
   int64_t b, hkv;
-  Problem p;  // its sequence
+  Problem p;  // the head's sequence
   MatrixF kf, vf;
   Matrix kd, vd;
-  double error;  // relative, of scores
+  double error;  // relative error of the scores
 };
 
-// What rows of queries add up for the keys of a head.
+// The sums over query rows for the keys of a head.
 struct KeySums {
   Matrix dk_exact, dv_exact, dk_squares, dv_squares;
-  // squares of what a rounded O and approximate slopes do to dK
+  // squared errors of dK that the rounding of O and the approximate slopes cause
   Eigen::VectorXd dk_of_o, dk_of_slopes;
   MatrixF dk_low, dv_low;
   explicit KeySums(const Problem& p)
@@ -75,8 +75,8 @@ class Backward {
     return head;
   }
 
-  // Adds `count` rows from `first` on of query head `h` to `sums`, and stores dQ of them from row
-  // `at` on.
+  // Adds `count` rows of query head `h`, starting at `first`, to `sums`, and stores their dQ
+  // starting at row `at`.
   void add_rows(const KeyHead& head, int64_t h, int64_t first, int64_t count, KeySums& sums,
                 Expected& dq, std::size_t at) const {
     const auto& [b, hkv, p, kf, vf, kd, vd, error] = head;
@@ -107,11 +107,11 @@ class Backward {
     sums.dv_squares.noalias() +=
         with_dropout(p_coarse, z).cwiseAbs2().transpose() * dod.cwiseAbs2();
 
-    // O comes rounded from the forward pass, which has rounded P before; that moves D by one random
-    // number a row. All its dS, and where queries are alike even all of a key's, move together: a
-    // second rounding, that of `low`, says little about the first. So three standard deviations of
-    // it are allowed in any case. dP and D are sums in float32 besides, which may cancel each by
-    // itself and not only one another.
+    // O was rounded in the forward pass, and so was the P behind it. That shifts D by one random
+    // error per row, and with it all dS of the row; where queries are equal, also all dS of a key.
+    // `low` is one other sample of that rounding and says little about its size, so three standard
+    // deviations are always allowed. In addition, dP and D are float32 sums, and each of them may
+    // cancel internally, not only against the other.
     const Eigen::VectorXd terms = ((dod.array() * o.array()).matrix().rowwise().squaredNorm() +
                                    (exact.p.array() * dp.array()).matrix().rowwise().squaredNorm())
                                       .cwiseSqrt();
@@ -174,7 +174,7 @@ std::vector<Expected> backward_reference(const Problem& batch, const HostTensors
                          static_cast<double>(group);
     taken = std::clamp<int64_t>(static_cast<int64_t>(selection.budget / pairs), 1, kv_heads);
   }
-  // The last head finds wrong strides; then random ones.
+  // The last head exposes wrong strides; the others are random.
   std::set<int64_t> chosen{kv_heads - 1,
                            longest_sequence(batch) * batch.kv_heads + batch.kv_heads - 1};
   std::mt19937_64 random(batch.seed);
@@ -183,7 +183,7 @@ std::vector<Expected> backward_reference(const Problem& batch, const HostTensors
   const std::vector<int64_t> heads(chosen.begin(), chosen.end());
 
   const double bound = bounds_of(batch.dtype).gradient;
-  std::vector<int64_t> first_q{0}, first_k{0};  // where the rows of each chosen head begin
+  std::vector<int64_t> first_q{0}, first_k{0};  // first row of each chosen head
   for (const int64_t head : heads) {
     const Problem p = batch.sequence(head / batch.kv_heads);
     first_q.push_back(first_q.back() + group * p.seqlen_q);
@@ -195,8 +195,8 @@ std::vector<Expected> backward_reference(const Problem& batch, const HostTensors
   Expected dk = expected_rows(like_k(batch, "dk"), k_rows, bound, true);
   Expected dv = expected_rows(like_k(batch, "dv"), k_rows, bound, true);
 
-  // Few heads are shared out among cores by rows: each part of a head adds up some of them, and
-  // then the sums are added, in an order that does not depend on the machine.
+  // With few heads, each head is split by rows so that all cores have work. The partial sums are
+  // added in a fixed order, which does not depend on the machine.
   constexpr int64_t kPartsAtOnce = 16;
   const Backward backward(batch, inputs);
   const auto all_heads = static_cast<int64_t>(heads.size());

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Half of the last place of numbers as large as x: how far off the best of them may be.
+// Half a unit in the last place at the magnitude of x: the error of the best possible rounding.
 double half_place(DType dtype, double x) {
   const int digits = dtype == DType::bf16 ? 8 : dtype == DType::fp16 ? 11 : 24;
   int exponent = 0;
@@ -22,7 +22,7 @@ double half_place(DType dtype, double x) {
   return x == 0 ? 0 : std::ldexp(0.5, exponent - digits);
 }
 
-// Whole numbers are right or wrong; the error of a row is the share of its columns that are wrong.
+// Integers are right or wrong; the error of a row is the share of its columns that are wrong.
 Verdict check_numbers(const HostTensor& out, const Expected& e) {
   Verdict v;
   v.tensor = e.spec.name;
@@ -57,18 +57,18 @@ Verdict check_numbers(const HostTensor& out, const Expected& e) {
   return v;
 }
 
-// Whether `got` is what it should be where one of them is no finite number.
+// Whether `got` is correct where `ref` or `got` is not finite.
 bool same_not_finite(double ref, float got) {
   return std::isnan(ref) ? std::isnan(got) && !unwritten(got)
                          : std::isinf(ref) && ref == double{got};
 }
 
-// Whether a NaN is that of poisoned memory (all bits 1), as x86 carries it through arithmetic and
-// copies keep it, in 16 bits at least. A NaN that x86 makes has no bits below the highest of its
-// fraction, and one that a GPU makes is positive.
+// Whether a NaN comes from poisoned memory (all bits 1). x86 arithmetic keeps the payload, and
+// copies keep at least 16 bits of it. A NaN that x86 generates has only the highest fraction bit
+// set, and a NaN that a GPU generates is positive.
 bool from_poison(float nan) { return std::bit_cast<std::uint32_t>(nan) >> 16 == 0xFFFF; }
 
-// Where a NaN comes from: what poison it was made of, as x86 carries it through arithmetic.
+// The origin of a NaN: x86 arithmetic keeps the payload of the poison that caused it.
 std::string origin(float nan) {
   if (from_poison(nan)) return "read from uninitialised memory";
   const auto bits = std::bit_cast<std::uint32_t>(nan);
@@ -80,7 +80,7 @@ std::string origin(float nan) {
   return fmt::format("read behind the last key of sequence {}", code - 1);
 }
 
-// Elements of one kind among those that are compared: how many, and the first.
+// Compared elements of one kind: their number, and the first.
 struct Found {
   int64_t count = 0;
   std::size_t row = 0, column = 0;
@@ -89,9 +89,9 @@ struct Found {
   }
 };
 
-// Which elements are to blame: those that are not finite where they should be, that break rule 2 by
-// themselves, and in a row that breaks rule 1 those with more than four times their share of its
-// bound, or if there are none, with more than their share.
+// The elements to report as wrong: those that are not finite where they should be, and those that
+// break rule 2 on their own. In a row that breaks rule 1, also the elements with more than four
+// times their share of the row's bound, or if there are none, with more than their share.
 std::vector<bool> wrong_elements(const HostTensor& out, const Expected& e,
                                  const std::vector<double>& allowed, double max_bound) {
   const auto columns = static_cast<std::size_t>(e.spec.columns());
@@ -128,7 +128,7 @@ Distance distance(const HostTensor& out, const Expected& e) {
     const float* row = out.row(e.rows[r].b, e.rows[r].h, e.rows[r].i);
     for (std::size_t c = 0; c < columns; ++c) {
       const double got = row[c], ref = e.reference[r * columns + c];
-      if (got == ref && !std::isfinite(ref)) continue;  // lse of a row with nothing to attend
+      if (got == ref && !std::isfinite(ref)) continue;  // lse of a fully masked row
       dot += got * ref, out2 += got * got, ref2 += ref * ref;
       off1 += std::abs(got - ref), ref1 += std::abs(ref), off2 += (got - ref) * (got - ref),
           ++count;
@@ -136,7 +136,7 @@ Distance distance(const HostTensor& out, const Expected& e) {
   }
   if (count == 0) return {};
   const double sizes = std::sqrt(out2 * ref2);
-  const double cosine = sizes > 0 ? dot / sizes : out2 == ref2 ? 1 : 0;  // 0 is like 0 alone
+  const double cosine = sizes > 0 ? dot / sizes : out2 == ref2 ? 1 : 0;  // zero equals only zero
   return {cosine, ref1 > 0 ? off1 / ref1 : off1, std::sqrt(off2 / count)};
 }
 
@@ -190,8 +190,8 @@ Verdict check(const HostTensor& out, const Expected& e) {
       low2 += low * low;
       low_max = std::max(low_max, low);
       const float shifted = round_to(e.spec.dtype, static_cast<float>(ref) + 0.3f);
-      // In a small tensor no large number may happen to lie between two of the type's; so what
-      // could be counts.
+      // In a small tensor, no large value may happen to lie halfway between two values of the type.
+      // So this takes the largest possible rounding error.
       rounding_max = std::max({rounding_max, std::abs(round_to(e.spec.dtype, shifted - 0.3f) - ref),
                                half_place(e.spec.dtype, ref)});
       if (error > worst_in_row) worst_in_row = error, worst_column = c;
@@ -217,7 +217,7 @@ Verdict check(const HostTensor& out, const Expected& e) {
   if (e.field_rule && v.max_error > v.max_bound)
     fail(worst_element.row, worst_element.column, "largest error above twice the type's own");
   if (v.pass) return v;
-  // What explains a failure comes before its first wrong number.
+  // An explanation of the failure comes before its first wrong element.
   if (never_written.count > 0)
     v.failure = fmt::format("{} was never written; {} of {} elements were not",
                             place(never_written.row, never_written.column), never_written.count,

@@ -1,20 +1,18 @@
 /// \file
-/// Is a tensor right? Two rules must hold on every compared row, and NaN never passes.
+/// The checker. Two rules must hold on every compared row, and NaN never passes.
 ///
 /// 1. The error of a row, ||out - ref||, is at most max(row_bound x its size, 2 x the error of
-///    `low`): one wrong row in a million is found, however small the rest of the error is.
+///    `low`). This finds one wrong row in a million, however small the other errors are.
 /// 2. The field's rule: max |out - ref| <= 2 max |low - ref| + 2 max |(ref + 0.3 - 0.3) - ref|. The
-///    last term is the rounding of the element type itself. Where `field_least` is larger than the
-///    first one, it takes its place.
+///    last term is the rounding of the element type itself. `field_least` replaces the first term if
+///    it is larger.
 ///
-/// Both allow what is `given` with the inputs in any case (a gradient sees O as the forward pass
-/// rounded it), and the `slack` of float32 scores besides, which matters for scores in the
-/// thousands.
+/// Both rules also allow the error `given` with the inputs (a gradient reads O as the forward pass
+/// rounded it) and the `slack` of float32 scores, which matters for scores in the thousands.
 ///
-/// An element that the launch did not write (tensor.h) never passes either, and the failure says
-/// so.
+/// An element that the launch did not write (tensor.h) never passes either; the failure says so.
 ///
-/// Where the reference is not finite (lse of a row with nothing to attend) `out` must be equal.
+/// Where the reference is not finite (lse of a fully masked row), `out` must be equal to it.
 #pragma once
 
 #include <optional>
@@ -25,10 +23,10 @@
 
 namespace attn {
 
-/// How far a tensor is from another that it stands for, over all compared rows: what quantising
-/// costs.
+/// The distance of a tensor from the one it approximates, over all compared rows: the error of
+/// quantisation.
 struct Distance {
-  double cosine = 1;       ///< of the angle between them
+  double cosine = 1;  ///< cosine similarity
   double relative_l1 = 0;  ///< sum of |out - ref| over sum of |ref|
   double rmse = 0;
 };
@@ -39,20 +37,20 @@ struct Verdict {
   std::string tensor;
   bool pass = true;
   double worst_row_error = 0;  ///< relative to the row's size
-  double bound = 0;            ///< what that row was allowed
-  int64_t b = 0, h = 0, row = 0;  ///< where the worst row is
+  double bound = 0;  ///< allowed error of that row
+  int64_t b = 0, h = 0, row = 0;  ///< position of the worst row
   double max_error = 0, max_bound = 0;  ///< rule 2
   int64_t rows_checked = 0;
-  std::optional<Distance> to_originals;  ///< of an operation that stores its inputs in fewer bits
-  /// In words: the first element that was never written, and how many were not; else the first NaN,
-  /// and how many; else the first wrong one: (b, h, row, column), expected, got.
+  std::optional<Distance> to_originals;  ///< if inputs are stored in fewer bits
+  /// In words: the first element that was never written, and their number; else the first NaN, and
+  /// their number; else the first wrong element: (b, h, row, column), expected, got.
   std::string failure;
-  /// [rows, columns] of what was compared; empty where all is right
+  /// [rows, columns] of the compared rows; empty if all elements are correct
   std::vector<bool> wrong;
-  std::vector<std::string> shape;  ///< failure_shape() of it, by whoever knows the problem
+  std::vector<std::string> shape;  ///< failure_shape() of it; the caller sets it
 };
 
-/// Compares a whole output tensor with the rows that are expected of it.
+/// Compares an output tensor with its expected rows.
 Verdict check(const HostTensor& out, const Expected& expected);
 
 }  // namespace attn

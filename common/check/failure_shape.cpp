@@ -15,15 +15,15 @@
 namespace attn {
 namespace {
 
-// Chance that a place as good as a named one would hold everything that is wrong, if that were
-// scattered.
+// A place is reported only if scattered errors would all fall into an equally simple place with
+// less than this probability.
 constexpr double kChance = 1e-3;
-// Of what is wrong in a place, from which share on nearly all of it is: a wrong number may be near
-// the right one.
+// A place counts as wrong nearly everywhere if at least this share of it is wrong: a wrong element
+// may happen to be close to the right value.
 constexpr double kNearlyAll = 0.75;
 
-// Of the rows with one value of an index (of the elements of wrong rows with one column): how many
-// are compared, how many are wrong.
+// Counts for one value of an index: how many rows (for a column: elements of wrong rows) are
+// compared, and how many are wrong.
 struct Count {
   int64_t all = 0, wrong = 0;
 };
@@ -32,7 +32,7 @@ using Axis = std::map<int64_t, Count>;
 struct Place {
   std::string text;  // "only rows 16 to 31 of every 64"
   std::function<bool(int64_t)> holds = {};
-  double fill = 0;  // share of it that is wrong
+  double fill = 0;  // share of its elements that are wrong
 };
 
 double log_choose(double n, double k) {
@@ -44,9 +44,9 @@ std::string listed(const std::vector<int64_t>& values) {
   return fmt::format("{} and {}", fmt::join(values.begin(), values.end() - 1, ", "), values.back());
 }
 
-// What is said of one index: the simplest place of a small family that holds all that is wrong, if
-// there is one. `alike`: chance is reckoned as if all that has one value were wrong together, as a
-// fault of a row of a tile is in all heads.
+// Searches one index: finds the simplest place of a small family that contains every wrong element.
+// `alike`: the probability assumes that all rows with one value are wrong together, as when a fault
+// in a row of a tile occurs in all heads.
 class Search {
  public:
   Search(const Axis& axis, std::string one, std::string many, bool alike,
@@ -100,8 +100,8 @@ class Search {
     return s;
   }
 
-  // `positions`: how many sets of this kind there are. Few values are `named` even if it was chance
-  // that chose them, where all of them are wrong: then they are no pattern but a list.
+  // `positions`: number of sets of this kind. A list of a few values that are all wrong is `named`
+  // even if it could be chance: it is a list then, not a pattern.
   void consider(std::string text, std::function<bool(int64_t)> holds, double positions,
                 bool named) {
     const Sum here = sum(holds);
@@ -115,8 +115,7 @@ class Search {
     if (!(named && fill >= kNearlyAll && (alike_ || here.wrong >= 8)) &&
         log_chance > std::log(kChance))
       return;
-    // The simpler ones come first, and stay unless another fits better by more than what chance may
-    // spare.
+    // Simpler sets come first. A later one replaces them only if it fits clearly better.
     if (!best_ || fill > best_->fill + 0.1) best_ = {std::move(text), std::move(holds), fill};
   }
 
@@ -193,7 +192,7 @@ class Pattern {
     return text;
   }
 
-  // What a query sees of its keys; of what has a row a key, all.
+  // How many of its keys are visible to a query. For tensors with one row per key: all.
   enum class Seen { nothing, some, all };
   Seen seen(const Expected::Row& row) {
     if (keys_) return Seen::all;
@@ -204,7 +203,7 @@ class Pattern {
 
   std::string place() {
     std::vector<std::string> clauses;
-    std::vector<bool> here(e_.rows.size(), true);  // rows that the clauses name
+    std::vector<bool> here(e_.rows.size(), true);  // rows selected by the clauses
     const auto keep = [&](auto holds) {
       for (std::size_t r = 0; r < here.size(); ++r) here[r] = here[r] && holds(r);
     };
@@ -257,8 +256,8 @@ class Pattern {
     return text;
   }
 
-  // Rows with nothing to attend are mostly right, or wrong for a cause of their own; so are those
-  // that see all keys.
+  // Fully masked rows are mostly right, or wrong for a reason of their own. The same holds for rows
+  // without any masked key.
   void take_seen(std::vector<std::string>& clauses, auto keep) {
     std::vector<Seen> of_row(e_.rows.size());
     std::map<Seen, Count> rows;
@@ -285,7 +284,7 @@ class Pattern {
     }
   }
 
-  // Heads by their number, or those that share a K/V head, or the same one of those of each K/V
+  // Heads by number, by the K/V head they share, or by their position within the group of a K/V
   // head.
   void take_heads(auto look, auto take, auto head) {
     const int64_t group = p_.group();
@@ -310,7 +309,8 @@ class Pattern {
     take(by_number, head);
   }
 
-  // Of rows of a masked problem: the keys that all of them see something of, and no other row.
+  // For rows of a masked problem: the keys that are visible to each of these rows and to no other
+  // row.
   std::string visible_keys(const Place& rows) const {
     if (keys_ || p_.varlen() || !p_.masked()) return "";
     int64_t others_end = 0, least_end = p_.seqlen_k;
@@ -326,7 +326,7 @@ class Pattern {
                : "";
   }
 
-  // "log2 e", for factors that mean something.
+  // Names factors with a meaning, such as "log2 e".
   std::string meaning(double factor) const {
     const double d = static_cast<double>(p_.head_dim), keep = 1 - p_.dropout,
                  group = static_cast<double>(p_.group());
@@ -347,7 +347,7 @@ class Pattern {
     return "";
   }
 
-  // "ln 2: a row's sum is 2 times what it should be", for lse that is off by the same everywhere.
+  // Names a constant offset of lse: "ln 2: a row's sum is 2 times what it should be".
   std::string offset_meaning(double offset) const {
     if (e_.spec.name != "lse") return "";
     const double ratio = std::exp(std::abs(offset)), whole = std::round(ratio);
@@ -363,7 +363,7 @@ class Pattern {
   }
 
   std::string values() const {
-    if (is_index(e_.spec.dtype)) return "";  // no quantities
+    if (is_index(e_.spec.dtype)) return "";  // an index has no magnitude
     int64_t finite = 0, zeros = 0, multiples = 0, rows = 0;
     double rr = 0, or_ = 0, oo = 0, sum = 0, sum2 = 0, least = 0, most = 0;
     for (std::size_t r = 0; r < e_.rows.size(); ++r) {
@@ -398,7 +398,7 @@ class Pattern {
                            offset_meaning(mean));
       if (off > 1e-8 * oo / static_cast<double>(finite)) return "";
     }
-    if (columns_ > 1 && finite < 8) return "";  // so few look like multiples by chance
+    if (columns_ > 1 && finite < 8) return "";  // so few may be multiples by chance
     if (proportional(rr, or_, oo))
       return fmt::format("each is {:.4g} times what is expected{}", or_ / rr, meaning(or_ / rr));
     if (rows > 1 && rows == multiples)
@@ -407,7 +407,7 @@ class Pattern {
     return "";
   }
 
-  // Whether o = f r but for the rounding of the type: the part of o that is no multiple of r is
+  // Whether o = f r up to the rounding of the type: the part of o that is not a multiple of r is
   // within the bound.
   bool proportional(double rr, double o_r, double oo) const {
     return rr > 0 && oo > 0 && oo - o_r * o_r / rr <= std::pow(2 * e_.row_bound, 2) * oo;
@@ -423,7 +423,7 @@ class Pattern {
   std::vector<int64_t> wrong_in_row_;
   Axis column_;
   int64_t wrong_elements_ = 0, wrong_rows_ = 0;
-  int64_t sequence_ = -1;  // of_sequence_ is that one
+  int64_t sequence_ = -1;  // sequence that of_sequence_ holds
   Problem of_sequence_;
 };
 

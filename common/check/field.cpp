@@ -12,7 +12,7 @@ namespace attn {
 namespace {
 
 constexpr const char* kName = "field";
-constexpr double kReaches[] = {8, 2, 16, 4};  // sides over them
+constexpr double kReaches[] = {8, 2, 16, 4};  // divisors of the canvas sides
 constexpr float kNoise = 0.3f;
 
 [[noreturn]] void refuse(const std::string& text) {
@@ -76,7 +76,7 @@ FieldWaves::FieldWaves(const Problem& p, const TensorSpec& spec)
       rows_(p.seqlen_k),
       d_(p.head_dim),
       height_((spec.name == "q" ? 2 : 1) * std::sqrt(2.0 / kWaves)) {
-  constexpr uint64_t kOfKeys = 401, kOfValues = 402;  // streams
+  constexpr uint64_t kOfKeys = 401, kOfValues = 402;  // random streams
   const uint64_t stream = spec.name == "v" ? kOfValues : kOfKeys;
   waves_.resize(static_cast<std::size_t>(p.batch * p.kv_heads * d_ * kWaves));
   for (std::size_t n = 0; n < waves_.size(); ++n) {
@@ -84,7 +84,7 @@ FieldWaves::FieldWaves(const Problem& p, const TensorSpec& spec)
     const auto at = [&](std::size_t i) { return double{normal(p.seed, stream, 4 * n + i)}; };
     for (std::size_t i = 0; i < 3; ++i)
       waves_[n].frequency[i] = at(i) * kReaches[head % 4] / static_cast<double>(field_.sides[i]);
-    waves_[n].phase = 100 * at(3);  // modulo 2 pi about uniform
+    waves_[n].phase = 100 * at(3);  // approximately uniform modulo 2 pi
   }
 }
 

@@ -1,17 +1,17 @@
 /// \file
-/// A smooth field over a canvas of three dimensions, as inputs: `--inputs field:TxHxW`. Of random
-/// numbers nothing may be skipped, since all look at all alike; in a model of video tokens that are
-/// near each other are alike, and heads look at what is near.
+/// Inputs drawn as a smooth field over a 3D canvas: `--inputs field:TxHxW`. With random inputs no
+/// block may be skipped, since every query attends to every key about equally. In a video model,
+/// neighbouring tokens are similar and heads attend locally.
 ///
 ///     K   each channel a sum of a few waves of random directions, and noise:
 ///         sqrt(2 / 4) sum_w cos(f_w . x + phase_w) + 0.3 N(0, 1)
-///     Q   twice the waves of its K/V head, and noise of its own
-///     V   as K, of other waves
+///     Q   twice the waves of its K/V head, and its own noise
+///     V   like K, with other waves
 ///
-/// The frequencies are normal, of 1 over the head's reach: the score of two tokens that are r
-/// reaches apart falls as exp(-r^2 / 2), from 2 sqrt(d) to about 0. Reaches are the sides of the
-/// canvas over 8, 2, 16, 4, in turn with the K/V heads: some heads are local, some wide. Tokens
-/// behind the canvas are text, N(0, 1).
+/// The frequencies are normally distributed with standard deviation 1 / reach. So the score of two
+/// tokens at a distance of r reaches falls as exp(-r^2 / 2), from 2 sqrt(d) to about 0. The reaches
+/// of successive K/V heads are the canvas sides over 8, 2, 16, 4: some heads are local, some wide.
+/// Tokens after the canvas are text, drawn from N(0, 1).
 #pragma once
 
 #include <array>
@@ -23,19 +23,19 @@
 
 namespace attn {
 
-/// The canvas of such inputs: sides in time, height and width. Tokens lie row by row, or, given the
-/// sides of a tile, tile after tile, as in `--mask sta:`. Kept as Problem::own["field"].
+/// The canvas of such inputs: its sides in time, height and width. Tokens are in row-major order
+/// or, given the sides of a tile, tile by tile as in `--mask sta:`. Kept as Problem::own["field"].
 struct Field {
   std::array<int64_t, 3> sides, tile;
   int64_t tokens() const { return sides[0] * sides[1] * sides[2]; }
-  /// Where a token of the canvas lies in it.
+  /// Position of a token within the canvas.
   std::array<int64_t, 3> place(int64_t token) const;
 };
 
-/// "TxHxW" or "TxHxW,TxHxW" as Problem::own keeps it. Throws InputError.
+/// Parses "TxHxW" or "TxHxW,TxHxW" into the values of Problem::own. Throws InputError.
 std::vector<double> read_field(const std::string& text);
-/// The field of a problem that has one. check_field throws InputError where it does not fit: there
-/// must be as many queries as keys, and no fewer than the canvas has tokens.
+/// The field of a problem that has one. check_field throws InputError where it does not fit: the
+/// problem must have as many queries as keys, and no fewer than the canvas has tokens.
 bool has_field(const Problem&);
 Field field_of(const Problem&);
 void check_field(const Problem&);
@@ -44,7 +44,7 @@ void check_field(const Problem&);
 class FieldWaves {
  public:
   FieldWaves(const Problem&, const TensorSpec&);
-  /// Sets row `r`, counted through the tensor, from its N(0, 1), if it lies on the canvas.
+  /// Sets row `r` of the tensor from its N(0, 1), if it lies on the canvas.
   void set(int64_t r, float* row) const;
 
  private:
@@ -53,8 +53,8 @@ class FieldWaves {
     double frequency[3], phase;
   };
   Field field_;
-  int64_t group_, rows_, d_;  // query heads that share waves; 1 of k and v
-  double height_;             // of a wave
+  int64_t group_, rows_, d_;  // query heads that share waves; 1 for k and v
+  double height_;  // amplitude of a wave
   std::vector<Wave> waves_;   // [B, heads, d, kWaves]
 };
 

@@ -31,8 +31,8 @@ uint64_t stream_of(const std::string& name) {
   return s;
 }
 
-// The key that query i looks for: an end of what it sees, or a tile edge inside it. `p` is its
-// sequence, `head` its head, counted over all sequences.
+// The needle of query i: the first or last visible key, or a tile boundary between them. `p` is the
+// query's sequence, `head` its head, counted over all sequences.
 int64_t needle_key(const Problem& p, int64_t head, int64_t i) {
   static constexpr int64_t kEdges[] = {15, 16, 31, 32, 63, 64, 127, 128};
   if (p.mask) {  // an end of one of the runs
@@ -46,7 +46,7 @@ int64_t needle_key(const Problem& p, int64_t head, int64_t i) {
   }
   const KeyRange keys = p.visible(i);
   if (keys.size() == 0) return 0;
-  // of a causal head no other query sees the last key
+  // in a causal head, the last key is visible only to this query
   if (i == p.seqlen_q - 1) return keys.end - 1;
   const uint64_t r = hash(p.seed, 77, static_cast<uint64_t>(head * p.seqlen_q + i));
   const int64_t choice = static_cast<int64_t>(r % 12);
@@ -87,9 +87,9 @@ void poison_unused(const Problem& p, HostTensor& t) {
   const int64_t heads = contiguous ? t.spec.shape[1] : t.spec.shape[2], columns = t.spec.columns();
   const std::vector<int64_t> unused = t.spec.unused_rows(p.batch, heads);
   if (unused.empty()) return;
-  // Whose last key a row is behind.
+  // Index of the sequence whose last key precedes a row.
   std::vector<int64_t> owner(static_cast<std::size_t>(t.spec.rows()), -1);
-  const int64_t unit = contiguous ? t.spec.shape[2] : t.spec.layout.page_size;  // that has an owner
+  const int64_t unit = contiguous ? t.spec.shape[2] : t.spec.layout.page_size;  // unit of ownership
   for (int64_t b = 0; b < p.batch; ++b)
     for (int64_t h = 0; h < heads; ++h) {
       const int64_t length = t.spec.rows_of(b);
@@ -149,7 +149,7 @@ HostTensors draw_inputs(const Problem& p, std::span<const TensorSpec> specs) {
     parallel_for(p.batch * p.heads, [&](int64_t bh) {
       const int64_t b = bh / p.heads, h = bh % p.heads;
       const Problem sequence = p.sequence(b);
-      if (sequence.seqlen_k == 0) return;  // there is nothing to point at
+      if (sequence.seqlen_k == 0) return;  // no key to point at
       for (int64_t i = 0; i < sequence.seqlen_q; ++i) {
         const float* key = k.row(b, h / p.group(), needle_key(sequence, bh, i));
         double norm2 = 0;

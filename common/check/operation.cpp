@@ -16,7 +16,8 @@
 namespace attn {
 namespace {
 
-// Where the sequences of a varlen batch begin, and where the last one ends.
+// Cumulative sequence lengths of a varlen batch: the first row of each sequence, and the end of the
+// last.
 TensorSpec cu_seqlens(const Problem& p, const char* name,
                       void (*made)(const Problem&, HostTensor&)) {
   return {name, {1, 1, 1, p.batch + 1}, DType::int32, {}, made, true, 1};
@@ -24,7 +25,7 @@ TensorSpec cu_seqlens(const Problem& p, const char* name,
 void begins_of_q(const Problem& p, HostTensor& t) { t.numbers = cumulative(p.varlen_q); }
 void begins_of_k(const Problem& p, HostTensor& t) { t.numbers = cumulative(p.varlen_k); }
 
-// The tensors of a mask, which it makes itself.
+// The tensors of a mask; the mask fills them itself.
 std::vector<TensorSpec> mask_specs(const Problem& p) {
   std::vector<TensorSpec> specs;
   for (const HostTensor& t : p.mask->tensors()) {
@@ -52,7 +53,7 @@ std::vector<TensorSpec> attention_inputs(const Problem& p) {
 }
 
 namespace {
-// Two products of d multiply-adds for each pair of a query and a key it sees.
+// Two matrix products: d multiply-adds each per visible pair of query and key.
 double forward_flop(const Problem& p) {
   return 4.0 * static_cast<double>(p.head_dim) * p.total_pairs();
 }
@@ -138,10 +139,10 @@ const Operation& decode() {
                .least = 128,
                .most = 1 << 30,
                .whole = true}},
-      // Each key and value in use once, whatever room the cache has.
+      // Each key and value in use once, regardless of the cache's capacity.
       .useful_bytes =
           [](const Problem& p) {
-            double rows = 0;  // those that some query sees
+            double rows = 0;  // rows visible to at least one query
             for (int64_t b = 0; b < p.batch; ++b) {
               const int64_t keys = p.sequence(b).seqlen_k;
               rows += static_cast<double>(
@@ -169,12 +170,12 @@ Inputs draw(const Operation& op, const Problem& p) {
 }
 
 namespace {
-// Of a pool of pages the tokens in use, those that several sequences share once. Which pages a
-// table has that is yet to be loaded nobody knows here: of these each sequence counts for itself.
+// For a page pool: the tokens in use, shared pages counted once. The pages of a table that is yet
+// to be loaded are unknown here, so each sequence then counts separately.
 double bytes_in_use(const TensorSpec& spec, const Problem& p) {
   const Layout& l = spec.layout;
   if (spec.contiguous() || spec.shape[0] == 1) return static_cast<double>(spec.bytes());
-  std::map<int64_t, int64_t> counted;  // tokens of a page, by its first row
+  std::map<int64_t, int64_t> counted;  // first row of a page -> tokens counted
   int64_t tokens = 0;
   for (std::size_t b = 0; b < l.lengths.size(); ++b)
     for (int64_t n = 0; n * l.page_size < l.lengths[b]; ++n) {
@@ -197,7 +198,7 @@ double Operation::compulsory_bytes(const Problem& p) const {
 }
 
 namespace {
-// Of a problem whose sequences have one length.
+// For a problem whose sequences have equal lengths.
 Cost cost_with_order(const Step& step, const Problem& p, const Machine& machine) {
   Cost cost = step.cost(p);
   if (const auto tiling = tiling_of(step, p)) {
@@ -216,7 +217,7 @@ Cost cost_of(const Step& step, const Problem& p, const Machine& machine) {
   smallest.seqlen_q = smallest.seqlen_k = 1;
   Cost total = step.cost(smallest);
   for (Phase& phase : total) phase = Phase{.name = phase.name};
-  double written = 0;  // of sequences without pairs
+  double written = 0;  // bytes written for sequences without visible pairs
   for (int64_t b = 0; b < p.batch; ++b) {
     const Problem one = p.sequence(b);
     if (one.seqlen_q == 0 || one.seqlen_k == 0) {
@@ -254,7 +255,7 @@ static std::string words(const std::vector<T>& values) {
   return text;
 }
 
-// The first option whose value is outside of the limits, or "".
+// The first option with a value outside the limits, or "".
 static std::string outside(const Limits& limits, const Problem& p) {
   const auto missing = [](const auto& all, const auto& value) {
     return !all.empty() && std::ranges::find(all, value) == all.end();

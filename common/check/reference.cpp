@@ -14,30 +14,30 @@
 namespace attn {
 namespace detail {
 
-// Of gradients: P, dS and the result are rounded, each by up to half of the last place (2^-8 in
-// bf16, 2^-11 in fp16). Mostly that adds up to 3e-3 and 4e-4; but where keys have equal weights,
-// their P are off by the same, and 9e-3 was seen in a row of few terms (chapter 01, b2_cublas,
-// which keeps P and dS in 16 bits). lse is float32 in any case.
+// For gradients: P, dS and the result are rounded, each by up to half a unit in the last place
+// (2^-8 in bf16, 2^-11 in fp16). That mostly adds up to 3e-3 and 4e-4. But keys with equal weights
+// have equal rounding errors in P: a row of few terms reached 9e-3 (chapter 01, b2_cublas, which
+// keeps P and dS in 16 bits). lse is always float32.
 Bounds bounds_of(DType t) {
   switch (t) {
     case DType::fp32: return {2e-5, 2e-5, 1e-4};
     case DType::fp16: return {1e-3, 2e-5, 1.5e-3};
     case DType::bf16: return {6e-3, 2e-5, 1e-2};
-    // Of whole numbers products are exact, and P has 16 bits.
+    // Integer products are exact, and P has 16 bits.
     case DType::int8:
     case DType::int4: return {6e-3, 2e-5, 0};
-    // P has 3 bits behind the point: each is off by up to 2^-4 of itself. Where two keys have all
-    // the weight, both may be, in one direction.
+    // P has 3 mantissa bits, a relative error of up to 2^-4. Where two keys have all the weight,
+    // both errors may have the same sign.
     case DType::e4m3: return {0.1, 2e-5, 0};
     case DType::int32:
     case DType::int64:
     case DType::e5m2: break;
   }
-  return {};  // of no problem
+  return {};  // not reached for a valid problem
 }
 
-// The other types have float32's exponents: below 2^-126 a GPU may flush P to 0, an error of all of
-// it, which the least of the bounds above, 1e-4, allows of 2^-112.
+// The other types have the exponent range of float32. Below 2^-126 a GPU may flush P to 0, an error
+// of 100%; at 2^-112 the smallest of the bounds above, 1e-4, covers that.
 double smallest_normal(DType t) { return t == DType::fp16 ? 0x1p-14 : 0x1p-112; }
 
 int64_t longest_sequence(const Problem& p) {
@@ -128,12 +128,12 @@ std::vector<Expected> attention_reference(const Problem& batch, const HostTensor
   const std::vector<std::size_t> first = first_rows(pieces);
   const Bounds bounds = bounds_of(batch.dtype);
   TensorSpec like_o = like_q(batch, "o");
-  like_o.shape[3] = v.spec.columns();  // of latent attention fewer than Q has
+  like_o.shape[3] = v.spec.columns();  // may be narrower than Q in latent attention
   Expected o = expected_rows(like_o, first.back(), bounds.output, true);
   Expected lse = expected_rows(lse_of(batch), first.back(), bounds.lse, false);
   const Active features = active_features(batch, own);
 
-  std::vector<double> largest(pieces.size());  // root of the squares of the terms of an element
+  std::vector<double> largest(pieces.size());  // root of the squared terms of an element
   parallel_for(static_cast<int64_t>(pieces.size()), [&](int64_t n) {
     const HeadRows& piece = pieces[static_cast<std::size_t>(n)];
     const Problem p = batch.sequence(piece.b);
@@ -151,7 +151,7 @@ std::vector<Expected> attention_reference(const Problem& batch, const HostTensor
     const Probabilities<Matrix> exact(scoring, qd, kd, piece.rows);
     const Matrix o_exact = with_dropout(exact.p, z) * vd;
     const bool small = p.dtype == DType::e4m3;
-    // What P is rounded to, where Q, K and V are whole numbers.
+    // The type that P is rounded to where Q, K and V are integers.
     const DType p_type = bits_of(p.dtype) < 16 ? DType::bf16 : p.dtype;
     const Matrix squares =
         with_dropout(small ? coarse_small(exact.p) : coarse(p_type, exact.p), z).cwiseAbs2() *
@@ -182,7 +182,7 @@ std::vector<Expected> attention_reference(const Problem& batch, const HostTensor
       lse.scale[at] = std::max(1.0, std::isfinite(exact.lse[r]) ? std::abs(exact.lse[r]) : 0.0);
     }
   });
-  // What rounding P to e4m3, 3 bits behind the point, does to a term: a sixteenth at most.
+  // Rounding P to e4m3 (3 mantissa bits) changes a term by at most 1/16.
   for (const double x : largest)
     if (std::isfinite(x)) o.field_least = std::max(o.field_least, x / 16);
   return {std::move(o), std::move(lse)};

@@ -1,5 +1,5 @@
 /// \file
-/// What the references share: which rows are compared, and how an expected row is stored.
+/// Shared by the references: the selection of compared rows, and how an expected row is stored.
 #pragma once
 
 #include <Eigen/Core>
@@ -14,14 +14,15 @@ using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowM
 using MatrixF = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
 /// The largest relative error of a row that the element type explains, with room for a kernel's
-/// order of summation; measured against planted faults by test_check.cpp.
+/// order of summation. test_check.cpp measures it against planted faults.
 struct Bounds {
   double output, lse, gradient;
 };
 Bounds bounds_of(DType);
 
-/// Below this the spacing of a type's values no longer shrinks: 2^-14 is the smallest normal fp16.
-/// bf16 and fp32 have the range of a float, whose end nothing here comes near.
+/// Below this value the spacing of a type's values no longer shrinks: 2^-14 is the smallest normal
+/// fp16. bf16 and fp32 have the exponent range of float, and values here stay far from its lower
+/// end.
 double smallest_normal(DType);
 
 /// Some rows of one head.
@@ -29,16 +30,16 @@ struct HeadRows {
   int64_t b, h;
   std::vector<int64_t> rows;
 };
-/// The sequence with the most visible pairs, the last of equals: a sample without it could be one
+/// The sequence with the most visible pairs; on a tie, the last. A sample without it might consist
 /// of empty sequences.
 int64_t longest_sequence(const Problem&);
-/// The rows to compare, in pieces of at most 64 of one head.
+/// The rows to compare, in pieces of at most 64 rows of one head.
 std::vector<HeadRows> select_rows(const Problem&, Selection);
-/// The number of the first row of each piece, and behind the last of all.
+/// The index of the first row of each piece, followed by the total.
 std::vector<std::size_t> first_rows(const std::vector<HeadRows>&);
 
-/// Stores row `r` of `e`; `squares` is the sum of the squares of its terms, `relative` the relative
-/// error of the terms that the scores cause.
+/// Stores row `r` of `e`. `squares` is the sum of the squares of its terms; `relative` is the
+/// relative error of the terms that the scores cause.
 template <class Ref, class Low, class Squares>
 void store(Expected& e, std::size_t r, Expected::Row where, const Ref& ref, const Low& low,
            const Squares& squares, double relative) {

@@ -1,6 +1,6 @@
 /// \file
-/// What the references of the forward and of the backward pass share: P of some queries, in double
-/// and in the low precision, and the errors that the types explain.
+/// Shared by the forward and backward references: P of some queries, in double and in low
+/// precision, and the errors that the types explain.
 #pragma once
 
 #include <cmath>
@@ -15,11 +15,11 @@
 
 namespace attn::detail {
 
-/// Rows that are computed at once.
+/// Rows computed at once.
 constexpr int64_t kRowsPerPass = 64;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Some rows of one head, or all of them, wherever they lie.
+// Some or all rows of a head, in any layout.
 inline MatrixF rows_of_head(const HostTensor& t, int64_t b, int64_t h,
                             const std::vector<int64_t>& rows) {
   MatrixF m(static_cast<Eigen::Index>(rows.size()), t.spec.columns());
@@ -34,20 +34,20 @@ inline MatrixF head_of(const HostTensor& t, int64_t b, int64_t h) {
   return rows_of_head(t, b, h, rows);
 }
 
-// Of a head; 0 of one without rows.
+// The largest norm of the rows of a head; 0 for a head without rows.
 template <class M>
 double largest_norm(const M& rows) {
   return rows.rows() == 0 ? 0 : rows.template cast<double>().rowwise().norm().maxCoeff();
 }
 
-// P for the purpose of its rounding errors: a subnormal is as coarse as the smallest normal value.
+// P for estimating rounding errors: a subnormal is as coarse as the smallest normal value.
 template <class M>
 M coarse(DType t, const M& p) {
   const double least = smallest_normal(t);
   return p.unaryExpr([least](double x) { return x > 0 && x < least ? least : x; });
 }
 
-// Sums in float32, term after term as a thread would add them: c += a b.
+// c += a b, summed in float32 term by term, as a thread would.
 inline void multiply_in_order(const MatrixF& a, const MatrixF& b, MatrixF& c) {
   for (Eigen::Index k = 0; k < a.cols(); ++k) c.noalias() += a.col(k) * b.row(k);
 }
@@ -56,8 +56,8 @@ inline void round_all(DType t, MatrixF& m) {
   for (Eigen::Index i = 0; i < m.size(); ++i) m.data()[i] = round_to(t, m.data()[i]);
 }
 
-// Of e4m3, whose smallest normal number is 2^-6: P as a kernel has it, relative to the row's
-// maximum, in 0 to 1. And for the purpose of its rounding errors.
+// For e4m3, whose smallest normal number is 2^-6: P as a kernel has it, relative to the row's
+// maximum, in 0 to 1, and for estimating its rounding errors.
 inline void round_small(MatrixF& p) {
   if (p.cols() == 0) return;  // an empty sequence
   for (Eigen::Index r = 0; r < p.rows(); ++r) {
@@ -76,7 +76,7 @@ inline Matrix coarse_small(Matrix p) {
   return p;
 }
 
-// The features that a problem has.
+// The features of a problem.
 using Active = std::vector<const Feature*>;
 inline Active active_features(const Problem& p, const std::vector<Feature>& own = {}) {
   Active all;
@@ -86,14 +86,14 @@ inline Active active_features(const Problem& p, const std::vector<Feature>& own 
   return all;
 }
 
-// How the scores of a query head come about.
+// How the scores of a query head are computed.
 struct Scoring {
-  const Problem& p;  // its sequence
+  const Problem& p;  // the head's sequence
   const HostTensors& inputs;
   const Active& features;
   int64_t h;
 
-  // Relative error of the slopes by which a gradient goes back through the scores; 0: they are 1.
+  // Relative error of the slopes through which a gradient is propagated; 0: the slopes are 1.
   double slope_error() const {
     double error = 0;
     for (const Feature* f : features)
@@ -102,7 +102,7 @@ struct Scoring {
   }
 };
 
-// Rows of Q or of K as they are multiplied.
+// Rows of Q or K as they enter the product.
 template <class M>
 M changed(const Scoring& s, M m, const std::vector<int64_t>& rows, bool of_q) {
   using Scalar = typename M::Scalar;
@@ -126,8 +126,8 @@ M changed(const Scoring& s, M m, const std::vector<int64_t>& rows, bool of_q) {
 template <class M>
 struct Probabilities {
   M p;                      // normalised; 0 where masked
-  M slopes;                 // derivatives of the scores by the scaled products; empty: all are 1
-  std::vector<double> lse;  // -inf where a row sees nothing
+  M slopes;  // derivatives of scores by scaled products; empty: all 1
+  std::vector<double> lse;  // -inf for a fully masked row
   template <class Q, class K>
   Probabilities(const Scoring& s, const Q& q, const K& k, const std::vector<int64_t>& rows) {
     using Scalar = typename M::Scalar;
@@ -162,7 +162,7 @@ struct Probabilities {
         }
         max = std::max(max, p.row(at).segment(run.begin, run.size()).maxCoeff());
       }
-      int64_t hidden = 0;  // keys up to here are done
+      int64_t hidden = 0;  // keys before this one are processed
       for (const KeyRange& run : runs) {
         p.row(at).segment(hidden, run.begin - hidden).setZero();
         auto seen = p.row(at).segment(run.begin, run.size());
@@ -178,8 +178,7 @@ struct Probabilities {
   }
 };
 
-// What P is multiplied with before it meets V: with dropout 0 or 1 / (1 - dropout). Empty where
-// there is no such thing.
+// The factors that dropout applies to P before P V: 0 or 1 / (1 - dropout). Empty without dropout.
 inline Matrix factors_of(const Scoring& s, int64_t b, const std::vector<int64_t>& rows) {
   Matrix z;
   for (const Feature* f : s.features) {
@@ -192,26 +191,26 @@ inline Matrix factors_of(const Scoring& s, int64_t b, const std::vector<int64_t>
   return z;
 }
 
-// P with dropout, as it is multiplied by V.
+// P after dropout, as multiplied by V.
 template <class M>
 M with_dropout(const M& p, const Matrix& factors) {
   if (factors.size() == 0) return p;
   return p.cwiseProduct(factors.template cast<typename M::Scalar>());
 }
 
-// Standard deviation of what rounding to the element type leaves of a number of size 1.
+// Standard deviation of the error of rounding a number of size 1 to the element type.
 inline double rounding_error(DType t) {
   const double last_bit = t == DType::bf16 ? 0x1p-7 : t == DType::fp16 ? 0x1p-10 : 0x1p-23;
   return last_bit / std::sqrt(12.0);
 }
 
-// What a float32 sum of products may be off, for norms of query and key whose product is `norms`;
-// and what the features add to that.
+// The error of a float32 sum of products, for a query and a key whose norms have the product
+// `norms`, plus the error that the features add.
 inline double score_error(const Scoring& s, double norms) {
   const double largest = std::abs(s.p.softmax_scale) * norms;
-  // wgmma on e4m3 cuts off what its sum has no bits for, 13 behind the point, of each product.
-  // Where all have one sign, as with a needle, these errors add up: to an eighth of all that d
-  // products could lose, as the sum grows.
+  // wgmma on e4m3 truncates each product to 13 fraction bits of the sum. If all products have one
+  // sign, as with a needle, these errors add up: to an eighth of what d products could lose, since
+  // the sum grows.
   double error = 4 * 0x1p-24 * largest;
   if (s.p.dtype == DType::e4m3) error = static_cast<double>(s.p.head_dim) / 8 * 0x1p-13 * largest;
   for (const Feature* f : s.features)
@@ -219,7 +218,7 @@ inline double score_error(const Scoring& s, double norms) {
   return error;
 }
 
-// dS by the scores, carried on to the scaled products.
+// dS with respect to the scores, propagated to the scaled products.
 template <class M>
 M through_slopes(const M& ds, const Probabilities<M>& probabilities) {
   return probabilities.slopes.size() == 0 ? ds : M(ds.cwiseProduct(probabilities.slopes));

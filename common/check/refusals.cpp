@@ -10,7 +10,7 @@
 namespace attn {
 namespace {
 
-// "--head-dim" of "--head-dim 96: this step takes 32, 64 and 128".
+// Returns "--head-dim" for "--head-dim 96: this step takes 32, 64 and 128".
 std::string option_of(const std::string& reason) {
   return reason.substr(0, reason.find_first_of(" :"));
 }
@@ -24,7 +24,7 @@ void drop(const Feature& f, Problem& p) {
     f.give(p, {});
 }
 
-// A value instead of the one that a reason names.
+// A replacement for the value that a reason names.
 struct Repair {
   std::string option;
   std::function<void(Problem&)> change;
@@ -59,7 +59,7 @@ std::vector<std::string> refusals(const Step& step, const Problem& problem) {
   Problem p = problem;
   const auto without = [&](const Feature& f) {
     if (f.values(p).empty() || f.everywhere || takes(step, f.name)) return;
-    // Those before it are dropped: the first reason is its own.
+    // Earlier reasons are dropped: the first reason is the step's own.
     if (const auto reason = refusal(step, p)) all.push_back(*reason);
     drop(f, p);
   };
@@ -68,7 +68,7 @@ std::vector<std::string> refusals(const Step& step, const Problem& problem) {
   for (auto reason = refusal(step, p); reason;) {
     all.push_back(*reason);
     repaired.insert(option_of(*reason));
-    // What is refused next must be a value of the user's, not of a repair.
+    // The next refused value must be the user's, not that of a repair.
     std::optional<std::string> next;
     bool found = false;
     for (const Repair& r : repairs()) {

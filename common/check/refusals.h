@@ -1,5 +1,5 @@
 /// \file
-/// All that keeps a step from a problem, for people: refusal() stops at the first reason.
+/// All reasons for which a step refuses a problem, for messages; refusal() stops at the first.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 
 namespace attn {
 
-/// Every reason, as far as they can be told apart: each feature that the step lacks, its type, and
-/// what Step::refuses says when the value that it named first has been replaced by one that it
-/// takes. Empty: the step takes the problem.
+/// Every reason that can be told apart: each feature that the step lacks, its type, and the result
+/// of Step::refuses after the value it named first has been replaced by a supported one. Empty: the
+/// step supports the problem.
 std::vector<std::string> refusals(const Step&, const Problem&);
 
 }  // namespace attn

@@ -21,7 +21,7 @@ std::vector<Variation> variations(const Problem& p, const Operation& op,
     edit(varied);
     try {
       varied.finish();
-    } catch (const InputError&) {  // a mask of another shape
+    } catch (const InputError&) {  // the mask has another shape
       return;
     }
     all.push_back({std::move(change), std::move(varied)});
@@ -34,7 +34,7 @@ std::vector<Variation> variations(const Problem& p, const Operation& op,
         [](Problem& v) { v.causal = false, v.window_left = v.window_right = -1; });
   }
   if (p.masked() && !p.varlen() &&
-      p.seqlen_q != p.seqlen_k)  // which corner does the diagonal begin in?
+      p.seqlen_q != p.seqlen_k)  // tells the two causal alignments apart
     add(fmt::format("with equal lengths ({})", std::max(p.seqlen_q, p.seqlen_k)),
         [](Problem& v) { v.seqlen_q = v.seqlen_k = std::max(v.seqlen_q, v.seqlen_k); });
   if (p.mask) add("without its mask", [](Problem& v) { v.mask = nullptr; });
@@ -101,8 +101,8 @@ std::string_view name(Varied::Outcome o) {
 }
 
 std::optional<Varied> not_varied(const Problem& p, bool rows_alone, Backend backend) {
-  // Multiplications and additions of one pass over Q and K; an exponential counts as 64. The
-  // emulator does 5e7 of them in about a second, and so does the reference 1e9.
+  // Multiply-adds of one pass over Q and K; an exponential counts as 64. The emulator executes 5e7
+  // of them in about a second, the reference 1e9.
   const double most = backend == Backend::gpu ? 1e9 : 5e7;
   const double work = p.total_pairs() * static_cast<double>(rows_alone ? 64 : p.head_dim);
   if (p.inputs == InputKind::files)
@@ -115,10 +115,11 @@ std::optional<Varied> not_varied(const Problem& p, bool rows_alone, Backend back
 }
 
 namespace {
-// What a failure and its like have in common: not the details behind a semicolon, nor which thread
-// and block it was.
+// The common part of similar failures: without the details after a semicolon, and without thread
+// and block indices.
 std::string cause(std::string_view reason) {
-  if (const std::size_t race = reason.find("race: "); race != reason.npos) {  // between which lines
+  // names the source lines
+  if (const std::size_t race = reason.find("race: "); race != reason.npos) {
     static const std::regex lines(" at ([^ ]+:[0-9]+)");
     const std::string text(reason.substr(race));
     std::set<std::string> places;

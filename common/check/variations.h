@@ -1,6 +1,6 @@
 /// \file
-/// Diagnosis by variation: the same problem with one thing changed, so that a failure says what it
-/// needs.
+/// Diagnosis by variation: the same problem with one change, which shows what the failure depends
+/// on.
 ///
 ///     varied: passes without --causal; fails with one head; passes with whole tiles (320, 448)
 #pragma once
@@ -21,33 +21,33 @@ struct Variation {
   Problem problem;
 };
 
-/// The changes that a problem can have: without its mask, with a mask over equal lengths, without
-/// each of softcap, ALiBi and dropout; with one head; with one sequence, the longest; of an
-/// operation on rows of scores (a softmax) with one row; what features of the operation's own name
-/// (Feature::vary); with lengths that are whole tiles, of the step or of 128.
+/// The possible changes to a problem: no mask; a mask over equal lengths; none of softcap, ALiBi or
+/// dropout, one at a time; one head; one sequence, the longest; for an operation on rows of scores
+/// (a softmax), one row; the changes of the operation's own features (Feature::vary); lengths that
+/// are multiples of the step's tile or of 128.
 std::vector<Variation> variations(const Problem&, const Operation&, const std::optional<Tiling>&);
 
-/// What a step did with a variation.
+/// The result of a step on a variation.
 struct Varied {
   enum class Outcome {
     pass,
     fail,         ///< wrong numbers
-    stopped,      ///< none: a deadlock, a crash, a write where it must not
+    stopped,  ///< no result: a deadlock, a crash, a write out of bounds
     unsupported,  ///< refused
     not_tried,
   };
   Outcome outcome = Outcome::not_tried;
-  std::string reason;       ///< of all but a pass
-  std::string change = {};  ///< empty: of all changes
+  std::string reason;  ///< unless it passes
+  std::string change = {};  ///< empty: all changes together
 };
 std::string_view name(Varied::Outcome);
 
-/// Why a problem is not varied: it is too large to be run several times again, or its inputs cannot
-/// be drawn.
+/// Why a problem is not varied: it is too large to run several times, or its inputs cannot be
+/// drawn.
 std::optional<Varied> not_varied(const Problem&, bool rows_alone, Backend);
 
 /// "passes without --causal; stops with one head (deadlock: ...)"; empty if there is nothing to
-/// say. What stops for the reason of the `failure` itself stops likewise.
+/// report. A variation that stops for the same reason as `failure` is reported without the reason.
 std::string varied_text(const std::vector<Varied>&, std::string_view failure);
 
 }  // namespace attn
