@@ -4,8 +4,8 @@
 /// 1. The error of a row, ||out - ref||, is at most max(row_bound x its size, 2 x the error of
 ///    `low`). This finds one wrong row in a million, however small the other errors are.
 /// 2. The field's rule: max |out - ref| <= 2 max |low - ref| + 2 max |(ref + 0.3 - 0.3) - ref|. The
-///    last term is the rounding of the element type itself. `field_least` replaces the first term if
-///    it is larger.
+///    last term is the rounding of the element type itself. `field_least` replaces the first term
+///    if it is larger.
 ///
 /// Both rules also allow the error `given` with the inputs (a gradient reads O as the forward pass
 /// rounded it) and the `slack` of float32 scores, which matters for scores in the thousands.

@@ -1,9 +1,10 @@
-// The Google Benchmark program of every chapter, bench_<chapter>: the chapter's steps on the GPU,
-// timed by device events as the chapter program times them (L2 flushed before each launch).
+// The Google Benchmark program of a chapter, bench_<chapter>: runs the chapter's steps on the GPU and
+// times them with CUDA events, as the chapter program does (L2 is flushed before each launch).
 //
-//     bench_01_naive --batch 4 --heads 16 --head-dim 128 --benchmark_filter=v4 --benchmark_out=b.json
+//     bench_01_naive --batch 4 --heads 16 --head-dim 128 --benchmark_filter=v4
+//         --benchmark_out=b.json
 //
-// It takes the problem options of the chapter program; without --seqlen it runs 1024 .. 8192.
+// It accepts the problem options of the chapter program; without --seqlen it runs 1024 .. 8192.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -21,8 +22,8 @@
 namespace attn {
 namespace {
 
-// What the benchmarks of one process share. The session of the last problem is kept: inputs are
-// drawn and uploaded once for all steps.
+// Shared by the benchmarks of one process. The session of the last problem is kept, so that inputs
+// are drawn and uploaded once for all steps.
 struct Shared {
   Roofs roofs = measure_roofs();
   GpuTimer timer;
@@ -76,7 +77,7 @@ void run(benchmark::State& state, Shared& shared, const Step& step, const Proble
 }
 
 int bench(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);  // takes its own options out of argv
+  benchmark::Initialize(&argc, argv);  // removes its own options from argv
   bool lengths_given = false;
   for (int i = 1; i < argc; ++i) lengths_given |= std::strncmp(argv[i], "--seqlen", 8) == 0;
   const std::optional<Options> options = parse_options(chapter(), argc, argv);

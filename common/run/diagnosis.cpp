@@ -46,17 +46,17 @@ Varied run(const Step& step, const Operation& op, const Problem& p, Backend back
   return {Outcome::pass, ""};
 }
 
-// What `work` returns in a process of its own, or how that ended.
+// Runs `work` in a child process. Returns its result, or how the process ended.
 Varied apart(const std::function<Varied()>& work) {
   constexpr int kSeconds = 60;
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return {Outcome::not_tried, std::strerror(errno)};
-  std::fflush(nullptr);  // or it would be printed twice
+  std::fflush(nullptr);  // else the child would print it again
   const pid_t parent = getpid(), process = fork();
   if (process == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(1);
-    const int nowhere = open("/dev/null", O_WRONLY);  // a kernel that prints has done so
+    const int nowhere = open("/dev/null", O_WRONLY);  // the kernel's output has been printed before
     dup2(nowhere, 1), dup2(nowhere, 2);
     Varied v{Outcome::stopped, ""};
     try {
@@ -73,7 +73,7 @@ Varied apart(const std::function<Varied()>& work) {
     close(ends[0]);
     return {Outcome::not_tried, std::strerror(errno)};
   }
-  // All of it fits in the pipe: it is there when the other end closes.
+  // The result fits into the pipe, so it is complete when the child closes its end.
   pollfd ended{ends[0], POLLIN, 0};
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(kSeconds);
   int ready = 0;

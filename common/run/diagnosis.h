@@ -1,5 +1,5 @@
 /// \file
-/// Runs a failed problem again with one thing changed (check/variations.h).
+/// Runs the variations of a failed problem, each with one change (check/variations.h).
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace attn {
 
-/// Runs `step` on the variations of a problem that it fails. In the emulator each under `schedule`
-/// and the two next ones, in a process of its own, so that a crash is its result; on a GPU the
-/// first failure of the device ends it.
+/// Runs `step` on the variations of a problem that it fails. In the emulator each variation runs
+/// under `schedule` and the two next ones, in its own process, so that a crash is its result. On a
+/// GPU the first device failure ends the diagnosis.
 std::vector<Varied> diagnose(const Step& step, const Problem&, Backend, std::uint64_t schedule);
 
 }  // namespace attn

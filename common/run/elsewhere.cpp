@@ -17,7 +17,7 @@
 namespace attn {
 namespace {
 
-// Without what names steps, files to write, or the operation.
+// The arguments without those that name steps, output files or the operation.
 std::vector<std::string> problem_of(const std::vector<std::string>& arguments) {
   static const std::vector<std::string> with_value{"--step", "--profile",   "--json",
                                                    "--save", "--operation", "--device"};
@@ -29,13 +29,13 @@ std::vector<std::string> problem_of(const std::vector<std::string>& arguments) {
     if (std::ranges::find(with_value, option) == with_value.end()) {
       all.push_back(arguments[n]);
     } else if (option.size() == arguments[n].size()) {
-      ++n;  // its value is the next one
+      ++n;  // skips the option's value
     }
   }
   return all;
 }
 
-// What a program prints; nothing if it fails.
+// Standard output of a program; empty if it fails.
 std::string output_of(const std::string& program, std::vector<std::string> arguments) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return "";
@@ -60,7 +60,7 @@ std::string output_of(const std::string& program, std::vector<std::string> argum
   return status == 0 ? text : "";
 }
 
-// As a folder of the suite: 04_flash_v2.
+// Whether a name has the form of a chapter folder: 04_flash_v2.
 bool is_chapter(const std::string& name) {
   return name.size() > 3 && name[0] == '0' && std::isdigit(static_cast<unsigned char>(name[1])) &&
          name[2] == '_';
@@ -68,7 +68,7 @@ bool is_chapter(const std::string& name) {
 
 using StepsOfChapter = std::pair<std::string, std::vector<std::string>>;
 
-// Of the programs beside this one.
+// Asks the other chapter programs in this program's folder.
 std::vector<StepsOfChapter> steps_elsewhere(const std::string& chapter,
                                             const std::string& operation,
                                             const std::vector<std::string>& arguments) {

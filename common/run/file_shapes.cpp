@@ -21,7 +21,7 @@ std::string in(const std::string& folder, const std::string& name) {
   return (std::filesystem::path(folder) / (name + ".npy")).string();
 }
 
-// The shape of folder/name.npy, which must have as many sides as `sides` names.
+// The shape of folder/name.npy, which must have as many dimensions as `sides` has names.
 Sizes shape_of(const std::string& folder, const std::string& name, const Problem& p,
                std::size_t rank, const char* sides) {
   const Sizes shape = read_npy_shape(in(folder, name), types_in_files(p.dtype));
@@ -31,7 +31,7 @@ Sizes shape_of(const std::string& folder, const std::string& name, const Problem
   return shape;
 }
 
-// Sets `field` to what `file` says. An option of the command line that says otherwise is a mistake.
+// Sets `field` to the file's value. A different value on the command line is an error.
 void take(int64_t& field, int64_t value, const std::string& file,
           const std::set<std::string>& given, std::initializer_list<const char*> options) {
   for (const char* option : options)
@@ -65,7 +65,7 @@ void take_rows(const std::string& folder, const std::string& name,
   take(p.seqlen_k, x[3], file, given, {"--seqlen-k", "--seqlen", "--cols"});
 }
 
-// The list says how many tokens; whoever reads the files holds them to it.
+// The list gives the number of tokens; the reader of the files compares it with them.
 void take_packed(const std::string& folder, const Sizes& q, const Sizes& k,
                  const std::set<std::string>& given, Problem& p) {
   agree(folder, "q", q, "k", k, {{2, "head_dim"}});
@@ -74,8 +74,8 @@ void take_packed(const std::string& folder, const Sizes& q, const Sizes& k,
   take(p.head_dim, q[2], in(folder, "q"), given, {"--head-dim"});
 }
 
-// Where heads and tokens could be taken for each other. A reading is valid if the query heads are a
-// multiple of the key/value heads.
+// Detects shapes where heads and tokens can be confused. A reading is valid if the number of query
+// heads is a multiple of the number of key/value heads.
 std::string other_reading(const std::string& folder, const Sizes& q, const Sizes& k,
                           const std::set<std::string>& given) {
   const auto valid = [](int64_t heads, int64_t kv_heads) {
@@ -132,7 +132,7 @@ std::string take_attention(const std::string& folder, const Operation& operation
   return warning;
 }
 
-// Of operations whose inputs have shapes of their own.
+// For operations with input shapes of their own.
 void take_own(const std::string& folder, const Operation& operation,
               const std::set<std::string>& given, Problem& p) {
   Problem found = p;

@@ -73,7 +73,7 @@ std::shared_ptr<const KeyMask> mask_of_file(const Parts& parts, const Problem& p
 
 // ---- column intervals -------------------------------------------------------------------------
 
-// Hidden from column j: rows [begin, end), twice.
+// Masked rows of column j: two intervals [begin, end).
 struct Hidden {
   int64_t begin[2] = {0, 0}, end[2] = {0, 0};
 };
@@ -94,8 +94,9 @@ Part part_of(const std::vector<int64_t>& ends, int64_t j) {
   return {end == ends.begin() ? 0 : *(end - 1), *end};
 }
 
-// The kinds by name, whether each is beside a causal mask, and what it hides of column j of n,
-// given the ends of parts (documents, blocks, buckets), and a random number of the column's own.
+// The kinds by name: whether the kind is combined with a causal mask, and the rows it masks in
+// column j of n, given the ends of parts (documents, blocks, buckets) and a random number per
+// column.
 struct Kind {
   const char* name;
   bool causal;
@@ -117,7 +118,7 @@ constexpr Kind kKinds[] = {
        const Part part = part_of(ends, j);
        return Hidden{{0, part.end}, {part.begin, n}};
      }},
-    // Of 6 parts the first of three each is a question that the next two, its answers, see.
+    // 6 parts: the first of each three is a question, visible to the next two, its answers.
     {"share_question", true, 6,
      [](int64_t n, int64_t j, const auto& ends, uint64_t) {
        const auto part = std::ranges::upper_bound(ends, j) - ends.begin();
@@ -125,14 +126,15 @@ constexpr Kind kKinds[] = {
                                     : ends[static_cast<std::size_t>(part)]},
                      {n}};
      }},
-    // The first tokens see all and are seen by all; the others a window to both sides.
+    // The first tokens attend to all tokens and are visible to all; the others have a two-sided
+    // window.
     {"global_sliding_window", false, 1,
      [](int64_t n, int64_t j, const auto&, uint64_t) {
        const int64_t global = n / 16, window = n / 8;
        if (j < global) return Hidden{};
        return Hidden{{global, std::min(n, j + window + 1)}, {std::max(global, j - window), n}};
      }},
-    // Examples that do not see each other, and a last part that sees all of them.
+    // Examples that are not visible to each other, and a last part that attends to all of them.
     {"causal_blockwise", true, 6,
      [](int64_t, int64_t j, const auto& ends, uint64_t) {
        return Hidden{{part_of(ends, j).end}, {ends[ends.size() - 2]}};
@@ -147,7 +149,7 @@ constexpr Kind kKinds[] = {
        const bool prefix = j < part.begin + (part.end - part.begin) / 4;
        return Hidden{{0, part.end}, {prefix ? part.begin : j, n}};
      }},
-    // Some rows see nothing, and some columns are seen by nobody.
+    // Some rows are fully masked, and some columns are visible to no row.
     {"qk_sparse", true, 1,
      [](int64_t n, int64_t j, const auto&, uint64_t) {
        if (j >= n / 2 && j < n / 2 + n / 8) return Hidden{{0}, {n}};
@@ -163,7 +165,7 @@ constexpr Kind kKinds[] = {
      }},
 };
 
-// A folder's hidden_begin.npy and hidden_end.npy, as --save writes them.
+// Reads a folder's hidden_begin.npy and hidden_end.npy, as --save writes them.
 std::shared_ptr<const KeyMask> intervals_of_files(const std::string& folder) {
   const auto read = [&](const char* name) {
     const auto path = std::filesystem::path(folder) / name;
@@ -251,7 +253,7 @@ std::shared_ptr<const KeyMask> sliding_tiles(const std::string& text, const std:
     throw InputError(fmt::format("--mask {}: {} windows and {} heads: at most one for each head",
                                  text, parts.size() - 2, p.heads));
   std::vector<Sides> windows;
-  for (int64_t h = 0; h < p.heads; ++h)  // those of the list again and again
+  for (int64_t h = 0; h < p.heads; ++h)  // cycles through the list
     windows.push_back(sides_of(text, parts[2 + static_cast<std::size_t>(h) % (parts.size() - 2)]));
   const int64_t tokens = canvas[0] * canvas[1] * canvas[2];
   if (p.seqlen_q != p.seqlen_k || p.seqlen_k < tokens)
@@ -285,7 +287,7 @@ std::shared_ptr<const KeyMask> read_mask(const std::string& text, const Problem&
   if (mask == nullptr) throw InputError(fmt::format("--mask {}: {}", text, kAccepted));
   try {
     mask->fits(p);
-  } catch (const InputError& e) {  // which says what is wrong with the tensor, not where it is from
+  } catch (const InputError& e) {  // it describes the fault but not the source of the tensor
     if (kind == "block" || kind == "flashmask")
       throw InputError(fmt::format("--mask {}: {}", text, e.what()));
     throw;

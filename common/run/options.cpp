@@ -41,7 +41,7 @@ std::vector<int64_t> parse_lengths(const std::string& option, const std::string&
   return lengths;
 }
 
-// `list` as --varlen gave it, or nothing. The other options that say lengths make no sense beside a list.
+// `list`: the value of --varlen, or nothing. Other options that set lengths contradict a list.
 void take_varlen(const std::string& list, const std::set<std::string>& given, Problem& p) {
   const auto not_given = [&](const char* option, std::initializer_list<const char*> others) {
     for (const char* other : others)
@@ -73,7 +73,7 @@ void take_varlen(const std::string& list, const std::set<std::string>& given, Pr
 std::optional<Options> parse_options(const Chapter& chapter, int argc, const char* const* argv) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   Options o;
-  o.problem.kv_heads = 0;  // until --heads is known
+  o.problem.kv_heads = 0;  // set when --heads is known
   std::string steps = "all", operation, varlen, mask;
   std::set<std::string> given;  // options on the command line
   CLI::App app(chapter.summary, chapter.name);
@@ -143,7 +143,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
         "random:DENSITY or block:FILE[,BLOCK_M,BLOCK_N]: blocks of queries and keys that meet; "
         "flashmask:KIND or flashmask:FOLDER; sta:CANVAS,TILE,WINDOW[,WINDOW...]",
         [&](const std::string& t) { mask = t; });
-  // Of two masks it would not be clear that the last one counts, and not both.
+  // With two masks it would be unclear that the last one replaces the first.
   app.get_option("--mask")->multi_option_policy(CLI::MultiOptionPolicy::Throw);
   value("--scale", "softmax scale (1/sqrt(d))", [&](const std::string& t) {
     p.softmax_scale = parse_number<double>("--scale", t, -1e30, 1e30);
@@ -170,7 +170,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   };
   for (const Feature& f : shared_features())
     if (!f.help.empty()) feature(f);
-  // of two operations that share one, the first says what it means
+  // if two operations share one, the first gives the help text
   std::set<std::string> own_names;
   for (const Operation* op : operations_of(chapter))
     for (const Feature& f : op->own)
@@ -243,7 +243,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
         [&](const std::string& t) { o.profile = t; });
   app.add_flag("--require-gpu", o.require_gpu, "exit 77 instead of emulating");
 
-  app.allow_extras();  // so that what is unknown can be named alone
+  app.allow_extras();  // to report unknown options by name
   try {
     app.parse(argc, argv);
     if (const auto extras = app.remaining(); !extras.empty()) {
@@ -254,7 +254,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
           fmt::format("{}: there is no such option (--help lists them)", extras.front()));
     }
   } catch (const CLI::CallForHelp&) {
-    group_options(chapter, app);  // here alone: messages do not name what is left out
+    group_options(chapter, app);  // for --help only: error messages do not list hidden options
     fmt::print("{}", app.help());
     for (const Command& command : chapter.commands)
       fmt::print("{}, before all others: {}\n", command.option, command.help);
@@ -270,8 +270,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   if (o.operation == nullptr)
     throw InputError(fmt::format("--operation {}: this chapter has {}", operation,
                                  fmt::join(operation_names(chapter), ", ")));
-  // A step names its operation, so that `--step b1_global` needs no --operation beside it; and what
-  // it quantises to.
+  // A step implies its operation, so `--step b1_global` needs no --operation. It also implies the
+  // type to which it quantises.
   if (o.schedule && o.device == DeviceChoice::gpu)
     throw InputError(fmt::format(
         "--schedule {}: of the emulator alone, not together with --device gpu", *o.schedule));
@@ -302,7 +302,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     }
   }
   if (!o.profile.empty()) o.profile = o.steps.front();
-  // Where all steps of the operation quantise, the type of the first one.
+  // If all steps of the operation quantise, the type of the first one is the default.
   if (!given.contains("--dtype") && o.steps.empty()) {
     const auto of_it = [&](const Step& s) { return s.operation == o.operation; };
     if (std::ranges::none_of(chapter.steps, [&](const Step& s) {
@@ -375,7 +375,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     if (p.varlen()) throw InputError("--mask: not together with --varlen");
     if (o.operation->matrix)
       throw InputError(fmt::format("--mask: {} has no keys", o.operation->name));
-    // Of an empty problem a mask has nothing to hide.
+    // An empty problem has nothing to mask.
     if (p.batch > 0 && p.seqlen_q > 0 && p.seqlen_k > 0) p.mask = read_mask(mask, p, o.load);
   }
   if (has_field(p)) check_field(p);

@@ -1,5 +1,5 @@
 /// \file
-/// Numbers and lists in the values of options; what they refuse is an InputError that names it.
+/// Parses numbers and lists in option values. Throws InputError naming an invalid one.
 #pragma once
 
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 
 namespace attn {
 
-/// A number from `lowest` to `highest`.
+/// Parses a number from `lowest` to `highest`.
 template <class T>
 T parse_number(const std::string& option, const std::string& text, T lowest, T highest) {
   T value{};
@@ -26,7 +26,7 @@ T parse_number(const std::string& option, const std::string& text, T lowest, T h
   return value;
 }
 
-/// The parts of a list; one part that is empty of an empty text.
+/// Splits a list; an empty text has one empty part.
 inline std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts{""};
   for (const char c : text) {

@@ -10,7 +10,7 @@
 namespace attn {
 namespace {
 
-// TFLOP/s, or GB/s by the step's own model for operations that are all traffic.
+// TFLOP/s, or GB/s by the step's own model for memory-bound operations without MMAs.
 std::string rate_text(const StepResult& s) {
   const double flop_per_s = s.flop / s.time->median;
   if (s.read_s)
@@ -23,7 +23,7 @@ std::string rate_text(const StepResult& s) {
                             : fmt::format("{:.1f} GFLOP/s", flop_per_s * 1e-9);
 }
 
-// "error 1.6e-03 of 6.0e-03 at o(b 0, h 3, row 127)", of the tensor that is nearest to its bound.
+// "error 1.6e-03 of 6.0e-03 at o(b 0, h 3, row 127)", for the tensor closest to its bound.
 std::string error_text(const StepResult& s) {
   const Verdict* worst = nullptr;
   const auto share = [](const Verdict& v) { return v.bound > 0 ? v.worst_row_error / v.bound : 0; };

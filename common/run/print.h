@@ -9,18 +9,19 @@ namespace attn {
 
 /// `--list`: the steps (of one operation, unless it is null), their ideas and what they support.
 void print_list(const Chapter&, const Operation*);
-/// Whether a step that nobody named is shown for a problem of this type: those that quantise, for
-/// the type that they quantise to, and nowhere else.
+/// Whether a step that was not named on the command line is shown for this type. Steps that
+/// quantise are shown only for the type they quantise to.
 bool shown_for(const Step&, DType);
-/// Where no step takes a problem as it is: those that do in another type, a line a type.
+/// If no step supports the problem, prints the steps that support it in another type, one line per
+/// type.
 void print_other_types(const Chapter&, const Operation&, Problem);
-/// The roofs that predictions use.
+/// Prints the roofs that predictions use.
 void print_roofs(const Roofs&, DType);
-/// A step as it finishes: verdict, time, share of the roof that binds, bytes; with times a line for
-/// each phase. What failed has lines for its shape.
+/// A step's result: verdict, time, share of the binding roof, bytes; when timed, a line per phase.
+/// A failure also has lines for its shape.
 void print_step(const StepResult&);
-/// What became of the variations of steps that failed, a line each; and how to run the same
-/// schedule again.
+/// The results of the variations of failed steps, one line each, and the command that repeats the
+/// schedule.
 void print_variations(const RunResult&);
 
 }  // namespace attn

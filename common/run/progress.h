@@ -1,5 +1,5 @@
 /// \file
-/// A line on a terminal while something takes long.
+/// Progress line on a terminal during long operations.
 #pragma once
 
 #include <condition_variable>
@@ -9,8 +9,9 @@
 
 namespace attn {
 
-/// From construction to destruction, after the first second: "v3_prefetch: the reference, 12 s". On
-/// standard error, and only if that is a terminal: a file or a pipe holds results and nothing else.
+/// Shows a line such as "v3_prefetch: the reference, 12 s" from one second after construction until
+/// destruction. It goes to standard error, and only to a terminal, so that files and pipes hold
+/// results only.
 class Progress {
  public:
   explicit Progress(std::string what);

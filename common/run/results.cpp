@@ -12,7 +12,7 @@ using nlohmann::json;
 
 TimeStatistics statistics(std::vector<double> t) {
   std::sort(t.begin(), t.end());
-  const auto at = [&](double share) {  // linear between neighbours, as NumPy's default
+  const auto at = [&](double share) {  // linear interpolation, NumPy's default
     const double x = share * static_cast<double>(t.size() - 1);
     const auto i = static_cast<std::size_t>(x);
     const std::size_t next = std::min(i + 1, t.size() - 1);
@@ -48,7 +48,7 @@ json to_json(const Roof& r) {
   return r.rate > 0 ? json{{"per_second", r.rate}, {"source", r.source}} : json(nullptr);
 }
 
-// JSON has no infinities; a verdict may hold one.
+// JSON has no infinities, but a verdict may contain one.
 json finite(double x) { return std::isfinite(x) ? json(x) : json(nullptr); }
 
 json to_json(const Problem& p) {

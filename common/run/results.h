@@ -1,5 +1,5 @@
 /// \file
-/// What a run found, and the one JSON schema for it (docs/results_schema.md).
+/// The results of a run, and their JSON schema (docs/results_schema.md).
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -22,7 +22,7 @@ struct TimeStatistics {
 /// Needs at least one sample.
 TimeStatistics statistics(std::vector<double> seconds);
 
-/// What happened to one step.
+/// The result of one step.
 struct StepResult {
   enum class Outcome { pass, fail, unchecked, unsupported, error };
   std::string step, operation;
@@ -33,18 +33,18 @@ struct StepResult {
   Cost cost;
   Prediction prediction;
   double flop = 0, compulsory_bytes = 0;
-  /// Of an operation that is rated by its useful bytes (compulsory_bytes): the time of reading
-  /// them. Over the measured time it is the share of the roof of reading.
+  /// For an operation rated by its useful bytes (compulsory_bytes): the time to read them at the
+  /// read roof. Divided by the measured time it is the share of that roof.
   std::optional<double> read_s;
-  /// device memory it needs; nothing where it does not support the problem
+  /// device memory needed; empty if the step does not support the problem
   std::optional<double> memory_bytes;
   std::optional<TimeStatistics> time;
-  /// on the host, before the launch, in none of the other times
+  /// host time of planning before the launch; not part of the other times
   std::optional<TimeStatistics> plan_time;
   bool launch_hidden = true;  ///< of all timed launches
   std::vector<std::pair<std::string, TimeStatistics>> phase_times;
 
-  /// Predicted over measured time: the share of the binding roof that was reached.
+  /// Predicted over measured time: the achieved share of the binding roof.
   std::optional<double> share_of_roof() const;
 };
 std::string_view name(StepResult::Outcome);
@@ -54,7 +54,7 @@ struct RunResult {
   Backend backend = Backend::emulated;
   Problem problem;
   uint64_t schedule = 0;         ///< of the emulator
-  double memory_free_bytes = 0;  ///< on the device, before anything was allocated
+  double memory_free_bytes = 0;  ///< on the device, before any allocation
   Roofs roofs;
   std::vector<StepResult> steps;
 };

@@ -43,11 +43,11 @@ enum Exit {
   kNoGpu = 77,
 };
 
-// Above this many multiply-adds of one pass over Q, K the reference samples rows.
+// Above this many multiply-adds of one pass over Q and K the reference samples rows.
 constexpr double kFullCheckLimit = 3e9;
 
-// The JSON file of a run. It is written beside its place and moved there when it is whole, so that
-// a run which fails leaves the file of an earlier one alone.
+// The JSON file of a run. It is written to a temporary name and moved when complete, so that a run
+// that fails keeps the file of an earlier one.
 class JsonFile {
  public:
   explicit JsonFile(const std::string& path) : path_(path), part_(path + ".part") {
@@ -79,7 +79,7 @@ class JsonFile {
   std::ofstream file_;
 };
 
-// One run of the program: what its parts share.
+// One run of the program, and the state its parts share.
 class Run {
  public:
   Run(const Chapter& chapter, const Options& options)
@@ -116,7 +116,8 @@ class Run {
     if (options_.time && result_.backend == Backend::emulated)
       fmt::print("time: not measured (emulated)\n");
     JsonFile json_file(options_.json);
-    if (!options_.save.empty()) save_tensors(options_.save, {});  // can it be written at all?
+    // fails early if the folder is not writable
+    if (!options_.save.empty()) save_tensors(options_.save, {});
 
     if (problem().empty()) return finish(json_file, run_empty());
     const std::vector<Planned> plan = make_plan();
@@ -147,7 +148,7 @@ class Run {
     if (options_.time && result_.backend == Backend::gpu) timer_.emplace();
     if (options_.turns && timer_) return finish(json_file, take_turns(session, plan));
     for (const Planned& p : plan) add(p.refused ? *p.refused : run_step(session, *p.step));
-    // When all steps are done: on a GPU a variation that crashes leaves nothing behind it.
+    // Variations run after all steps: on a GPU, a crash in one of them affects no later step.
     for (std::size_t n = 0; n < plan.size(); ++n)
       if (StepResult& s = result_.steps[n]; s.outcome == StepResult::Outcome::fail)
         s.variations = diagnose(*plan[n].step, problem(), result_.backend, result_.schedule);
@@ -157,7 +158,7 @@ class Run {
 
  private:
   const Problem& problem() const { return options_.problem; }
-  // An option with a grammar of its own as it was typed, not as the numbers that it became.
+  // Options with a grammar appear as typed, not as the numbers they were parsed into.
   std::string problem_text() const {
     std::string text = problem().text();
     for (const auto& [name, typed] : options_.typed) {
@@ -179,7 +180,7 @@ class Run {
     if (!options_.save.empty() && options_.save != options_.load)
       save_tensors(options_.save, inputs_, problem().files_bnhd);
   }
-  // Outputs, and what the launch chose.
+  // Saves the outputs and the launch's choices.
   void save_all(Session& session, const Step& step, const HostTensors& outputs) const {
     save_outputs(step, outputs);
     if (step.choices)
@@ -191,20 +192,20 @@ class Run {
     save_tensors(std::filesystem::path(options_.save) / step.name, outputs, problem().files_bnhd);
   }
 
-  // All that keeps a step from a problem, in a line; or nothing.
+  // All reasons for which a step refuses a problem, in one line; or nothing.
   static std::optional<std::string> reasons_against(const Step& step, const Problem& p) {
     const std::vector<std::string> all = refusals(step, p);
     return all.empty() ? std::nullopt : std::optional(fmt::format("{}", fmt::join(all, "; ")));
   }
 
-  // A step of this operation, and among those that were asked for.
+  // Whether a step is of this operation and was requested.
   bool is_asked_for(const Step& step) const {
     return step.operation == options_.operation &&
            (options_.steps.empty() || std::ranges::count(options_.steps, step.name) > 0);
   }
 
-  // A batch or a length of 0 (Problem::empty): each step that takes such a problem has the same
-  // result, and no kernel is launched.
+  // A batch or a length of 0 (Problem::empty): all steps that support it have the same result, and
+  // no kernel is launched.
   int run_empty() {
     std::tie(inputs_, originals_) = drawn_or_loaded();
     save_inputs();
@@ -227,7 +228,7 @@ class Run {
     return any ? kPass : kUnsupported;
   }
 
-  // With --check off and nothing to time or save, only predictions are asked for.
+  // With --check off and nothing to time or save, only predictions are printed.
   bool launches_anything() const {
     return options_.check != CheckChoice::off || !options_.save.empty() ||
            (options_.time && result_.backend == Backend::gpu);
@@ -241,7 +242,7 @@ class Run {
     result_.steps.push_back(std::move(s));
   }
 
-  // What is known of a step before it runs.
+  // The part of a step's result that is known before it runs.
   StepResult predicted(const Step& step) {
     StepResult s;
     s.step = step.name;
@@ -264,7 +265,7 @@ class Run {
     return s;
   }
 
-  // What the GPU lacks that a step is predicted for, or that it would run on.
+  // The GPU features that the step needs and the predicted GPU, or the device, lacks.
   std::optional<std::string> lacking(const Step& step) const {
     std::optional<std::string> reason;
     if (const GpuSpec* spec = find_gpu(options_.gpu))
@@ -276,13 +277,13 @@ class Run {
     return reason;
   }
 
-  // A step that was asked for, and why it will not run, if so.
+  // A requested step, and the reason if it will not run.
   struct Planned {
     const Step* step;
     std::optional<StepResult> refused;
   };
 
-  // Says what S, P and the like need, before anything is allocated.
+  // Prints the memory needed for S, P and the like before anything is allocated.
   std::vector<Planned> make_plan() {
     std::vector<Planned> plan;
     const auto free = static_cast<double>(free_bytes(result_.backend));
@@ -327,7 +328,8 @@ class Run {
     if (!options_.gpu.empty()) return datasheet_roofs(*find_gpu(options_.gpu));
     if (!gpu_info().available) return datasheet_roofs(*find_gpu("h200"));
     const GpuSpec* spec = spec_of_device(gpu_info().name);
-    return spec ? datasheet_roofs(*spec) : measure_roofs();  // no datasheet: better slow than wrong
+    // no datasheet: measuring is slow but right
+    return spec ? datasheet_roofs(*spec) : measure_roofs();
   }
 
   int profile(Session& session, const Step& step) {
@@ -343,7 +345,8 @@ class Run {
   }
 
   Selection selection() const {
-    // An element of a softmax is an exponential in double precision, dear as 64 multiply-adds.
+    // An element of a softmax costs an exponential in double precision, as much as 64
+    // multiply-adds.
     const int64_t depth = problem().matrix ? 64 : problem().head_dim;
     const double work = problem().total_pairs() * static_cast<double>(depth);
     const bool full = options_.check == CheckChoice::full ||
@@ -369,8 +372,8 @@ class Run {
     return {std::move(inputs.tensors), std::move(inputs.originals)};
   }
 
-  // What is expected of the originals, where inputs are stored in fewer bits: to say how far off
-  // that takes outputs.
+  // The expected outputs for the original inputs, where inputs are stored in fewer bits: they show
+  // the error of the quantisation.
   const std::vector<Expected>& expected_of_originals(const Step& step) {
     if (expected_of_originals_.empty() && (operation_.logical || step.logical))
       expected_of_originals_ = attention_reference(problem(), step.logical ? inputs_ : originals_,
@@ -423,9 +426,9 @@ class Run {
     return s;
   }
 
-  // A GPU that has multiplied for long reaches its power limit, and the clock falls: a step would
-  // look slow for coming late. So the GPU rests before each for twice as long as the step before
-  // kept it busy.
+  // After long MMA work a GPU reaches its power limit and lowers its clock, so a later step would
+  // look slow. The GPU therefore idles before each step for twice as long as the previous step kept
+  // it busy.
   Status time_step(Session& session, StepResult& s) {
     std::this_thread::sleep_for(std::chrono::duration<double>(std::min(1.0, 2 * busy_s_)));
     busy_s_ = 0;
@@ -451,7 +454,8 @@ class Run {
       add_phases(sample);
     }
     s.time = statistics(whole);
-    // Phases of a launch that has several: in launches of their own, for their events take time.
+    // Launches with several phases are timed per phase in separate launches, since events take
+    // time.
     for (int i = 0; i < options_.repeat && sample.phases.size() != 1; ++i) {
       if (Status status = session.time_phases(*timer_, sample); !status.ok()) return status;
       add_phases(sample);
@@ -465,8 +469,8 @@ class Run {
     return Status::success();
   }
 
-  // --turns: somebody else says which step is timed when, and gives the GPU its rests. Each turn prints its times; the
-  // JSON file has those of all turns.
+  // --turns: the caller selects which step is timed when, and leaves the GPU its pauses. Each turn
+  // prints its times; the JSON file has those of all turns.
   int take_turns(Session& session, const std::vector<Planned>& plan) {
     std::map<std::string, std::vector<double>> seconds;
     for (const Planned& p : plan)
@@ -506,12 +510,12 @@ class Run {
   const Chapter& chapter_;
   const Options& options_;
   const Operation& operation_;
-  std::optional<InUse> in_use_;  // the GPU of --device gpu:N, for all that follows
+  std::optional<InUse> in_use_;  // keeps the GPU of --device gpu:N selected
   RunResult result_;
   HostTensors inputs_, originals_;
   std::vector<Expected> expected_, expected_of_originals_;
   std::optional<GpuTimer> timer_;
-  double busy_s_ = 0;  // of the launches of the step that was timed last
+  double busy_s_ = 0;  // GPU time of the previously timed step
   bool failed_ = false, device_failed_ = false;
 };
 

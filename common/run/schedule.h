@@ -1,6 +1,6 @@
 /// \file
-/// Which schedule of the emulator runs: in which order threads take turns, and whether copies under
-/// way are done early.
+/// Selects the emulator's schedule: the order in which threads run, and whether asynchronous copies
+/// complete early or late.
 #pragma once
 
 #include <bit>
@@ -10,9 +10,10 @@
 
 namespace attn {
 
-/// Schedule `n` (`--schedule n`), for launches in this thread of the host. Copies are as late as a
-/// wait allows, or at once: what is forgotten after a copy, and before it. That goes by the parity
-/// of the number's bits, which goes with nothing else that alternates from problem to problem.
+/// Selects schedule `n` (`--schedule n`) for launches in this host thread. Copies complete either
+/// immediately or as late as a wait allows: the first exposes a missing synchronisation before a
+/// copy, the second one after it. The parity of the bits of `n` decides, which is independent of
+/// anything else that alternates from problem to problem.
 inline void choose_schedule(std::uint64_t n) {
   emulator::schedule_seed = n;
   emulator::early_copies = std::popcount(n) % 2 == 0;

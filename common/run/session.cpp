@@ -19,7 +19,7 @@ std::string bytes_text(double bytes) {
 
 MemoryNeed memory_need(const Problem& p, const Operation& op, const Step& step) {
   MemoryNeed need;
-  std::set<std::string> counted;  // an in-out tensor is there once
+  std::set<std::string> counted;  // counts an in-out tensor once
   for (const auto* specs : {&op.inputs, &op.saved, &op.outputs})
     for (const TensorSpec& t : (*specs)(p))
       if (counted.insert(t.name).second)
@@ -139,7 +139,7 @@ Status Session::capture() {
   const InUse in_use(device_);
   const LaunchFunction function = step_->launch.on(device_.backend);
   if (!function) return Status::device_error("not built for this device");
-  // The first launch loads the kernels, which a stream that records cannot do.
+  // The first launch loads the kernels, which is not possible during stream capture.
   if (Status status = launch(); !status.ok()) return status;
   captured_ = std::make_unique<CapturedLaunch>();
   return captured_->capture(arguments_, function);
@@ -179,7 +179,7 @@ std::string Session::repeats_differ(int count, const std::function<void(int)>& b
   return "";
 }
 
-// A program built without CUDA has no kernels for a GPU.
+// A program built without CUDA has no GPU kernels.
 Status Session::call(const Launch& launch) const {
   const LaunchFunction function = launch.on(device_.backend);
   return function ? function(arguments_) : Status::device_error("not built for this device");

@@ -1,6 +1,6 @@
 /// \file
-/// A problem on a device: inputs there, outputs and workspaces allocated, steps run one by one. The
-/// chapter program, its benchmark and its tests all run steps through this.
+/// A problem on a device: uploads the inputs, allocates outputs and workspaces, and runs steps one
+/// by one. The chapter program, its benchmark and its tests run steps through this class.
 #pragma once
 
 #include <functional>
@@ -16,8 +16,8 @@
 
 namespace attn {
 
-/// Bytes that a step needs: inputs, outputs and its workspaces, guards included. Doubles, because
-/// the sum of what a huge problem needs may not fit in 63 bits.
+/// Bytes that a step needs: inputs, outputs and workspaces, guard bands included. Doubles, because
+/// the total for a huge problem may not fit in 63 bits.
 struct MemoryNeed {
   double tensors = 0, workspaces = 0;
   std::string workspace_text;  ///< "S 2.00 GiB + P 1.00 GiB"
@@ -33,48 +33,48 @@ class Session {
   /// Uploads the inputs. Throws DeviceError.
   Session(const Problem&, const Operation&, Device, const HostTensors& inputs);
 
-  /// Gives `step` its workspaces, poisoned, and what it plans; runs its `prepare`.
+  /// Allocates and poisons the workspaces of `step`, computes its plan, and runs its `prepare`.
   Status prepare(const Step&);
-  /// Gives the inputs other values of the same shapes, as when a launch that was captured once is
-  /// replayed: nothing is prepared or planned anew.
+  /// Replaces the values of the inputs, with the same shapes, as when a captured launch is
+  /// replayed. Nothing is prepared or planned again.
   void replace(const HostTensors& inputs);
-  /// Gives the prepared step, in the same place, the plan of other inputs: what a server does
-  /// before it replays what it has captured. Its tensors must be as large as they were.
+  /// Overwrites the plan of the prepared step with the plan for other inputs, as a server does
+  /// before it replays a captured graph. The plan's tensors must keep their sizes.
   void replan(const HostTensors& inputs);
-  /// Works out the prepared step's plan once more: the seconds that took, or nothing where it has
-  /// none.
+  /// Computes the prepared step's plan again and returns the seconds it took; nothing for a step
+  /// without a plan.
   std::optional<double> time_plan() const;
-  /// Captures the prepared step's launch as a CUDA graph: from here on, until another step is
-  /// prepared, launch() replays it, and no host code of the step runs. The emulator has no graphs:
-  /// there nothing changes.
+  /// Captures the prepared step's launch as a CUDA graph. Until another step is prepared, launch()
+  /// replays the graph and runs no host code of the step. The emulator has no graphs, so there this
+  /// does nothing.
   Status capture();
-  /// Poisons outputs and workspaces (not what `prepare` saved), gives in-out tensors back their
-  /// values, and launches the prepared step.
+  /// Poisons outputs and workspaces (except what `prepare` saved), resets in-out tensors, and
+  /// launches the prepared step.
   Status launch();
-  /// The same without waiting for the end: of two sessions whose launches were captured, each runs
-  /// in a stream of its own.
+  /// The same without waiting for completion: two sessions with captured launches run concurrently,
+  /// each in its own stream.
   Status start();
-  /// Leaves all workspaces as a launch that was aborted may leave them: poisoned, counters among
-  /// them. The next prepare() has to make them good.
+  /// Leaves all workspaces, counters included, poisoned, as an aborted launch may leave them. The
+  /// next prepare() must restore them.
   void abandon();
-  /// Launches the prepared step `count` times, each after `before(n)`, and compares the bits of
-  /// every output of every launch with those of the first: "" or the first that differs. A launch
-  /// that fails is said, too.
+  /// Launches the prepared step `count` times, each after `before(n)`, and compares every output of
+  /// every launch bitwise with the first launch. Returns "", or the first difference or failed
+  /// launch.
   std::string repeats_differ(int count, const std::function<void(int n)>& before = {});
-  /// What the launch wrote, after waiting for it. Throws DeviceError.
+  /// Waits for the launch and returns its outputs. Throws DeviceError.
   HostTensors outputs();
-  /// Rows of an output, by their numbers in memory: [1, 1, count, columns]. For a tensor too large
-  /// to bring back.
+  /// Rows of an output by their indices in memory: [1, 1, count, columns]. For tensors too large to
+  /// download.
   HostTensor output_rows(const std::string& name, const std::vector<int64_t>& rows);
-  /// What the launch left in a workspace of the prepared step, as whole numbers of 32 bits. Throws
-  /// DeviceError, and std::invalid_argument where there is no such workspace.
+  /// The contents of a workspace of the prepared step after the launch, as 32-bit integers. Throws
+  /// DeviceError, and std::invalid_argument if there is no such workspace.
   std::vector<int32_t> workspace(const std::string& name);
-  /// A write outside a buffer, an input or a plan that changed, of an in-out tensor a row that may
-  /// not; or nothing.
+  /// A write outside a buffer, a changed input or plan, or a change in a read-only row of an in-out
+  /// tensor; or nothing.
   std::optional<std::string> damage();
   /// A write outside a buffer, or nothing.
   std::optional<std::string> broken_guard();
-  /// Poisons outputs, and workspaces but for what `prepare` saved.
+  /// Poisons outputs, and workspaces except what `prepare` saved.
   void poison();
   /// Times one launch (GPU only).
   Status time(GpuTimer&, Sample&);
@@ -83,13 +83,12 @@ class Session {
   Status profile();
 
  private:
-  // A tensor that a launch is given, with its bytes as uploaded (a period of them), to see that
-  // nobody wrote there.
+  // An input of a launch, with its bytes as uploaded (one period of them), to detect writes to it.
   struct Given {
     DeviceBuffer buffer;
     std::vector<std::byte> bytes;
     int64_t row_bytes = 0;
-    Layout layout = {};  // of what was given: a table that was loaded says where rows lie
+    Layout layout = {};  // as given: a loaded table defines where rows lie
     bool in_out = false;
     std::vector<int64_t> may_change = {};  // rows of an in-out tensor
   };

@@ -1,6 +1,6 @@
 /// \file
-/// What the command line takes from the table of a chapter: its operations, the names of its steps,
-/// and which options they have.
+/// Command-line options derived from a chapter's table: its operations, step names, and the options
+/// of its steps.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -12,15 +12,17 @@
 namespace attn {
 
 std::vector<std::string> operation_names(const Chapter&);
-/// What --dtype takes in this chapter.
+/// The types that --dtype accepts in this chapter.
 std::string dtype_help(const Chapter&);
 
-/// The step of that name, or the one that begins with it: `v7` is `v7_grid`, whatever `v70_...`
-/// there is. `option` is named in the InputError if there is none, or more than one.
+/// The step with that name, or the only one that begins with it. An underscore after the name breaks
+/// ties: `v7` is `v7_grid`, even if there is a `v70_...`. `option` is named in the InputError if no
+/// step, or more than one, matches.
 const Step& step_called(const Chapter&, const char* option, const std::string& name);
 
-/// For --help: an option of some operations alone stands in a group of theirs, and one that no step
-/// of the chapter takes is left out. It is read all the same, and refused with the reason.
+/// For --help: options of some operations only are shown in a group per operation, and options that
+/// no step of the chapter supports are hidden. Hidden options are still parsed, and refused with
+/// the reason.
 void group_options(const Chapter&, CLI::App&);
 
 }  // namespace attn
