@@ -3,15 +3,16 @@
 /// every machine and for any number of cores.
 ///
 /// * random: Q, K, V are N(0, 1). The ordinary case.
-/// * needle: each query points at one visible key, at a tile edge; V as in random. Finds a key that is
-///   skipped, shifted, masked wrongly or summed twice.
+/// * needle: each query points at one visible key, at a tile edge; V as in random. Finds a key that
+///   is skipped, shifted, masked wrongly or summed twice.
 /// * peaked: Q times a factor per row, from 1/4 to 2000: scores up to about +-1e4. Finds overflow,
 ///   a stale maximum, a missing rescale.
 /// * outlier: N(0, 1) + N(0, 100) x Bernoulli(0.001). Finds lost precision (the test of the
 ///   FlashAttention-3 paper, section 4.3).
 ///
 /// Scores x are drawn in the same way: a needle is one score of 16 in a row; peaked multiplies a
-/// row. Masked elements are -inf, so a causal problem with more rows than columns has fully masked rows.
+/// row. Masked elements are -inf, so a causal problem with more rows than columns has fully masked
+/// rows.
 #pragma once
 
 #include <bit>

@@ -1,5 +1,5 @@
-// The Google Benchmark program of a chapter, bench_<chapter>: runs the chapter's steps on the GPU and
-// times them with CUDA events, as the chapter program does (L2 is flushed before each launch).
+// The Google Benchmark program of a chapter, bench_<chapter>: runs the chapter's steps on the GPU
+// and times them with CUDA events, as the chapter program does (L2 is flushed before each launch).
 //
 //     bench_01_naive --batch 4 --heads 16 --head-dim 128 --benchmark_filter=v4
 //         --benchmark_out=b.json

@@ -26,8 +26,9 @@ namespace attn {
 ///                                        30x48x80; several windows are cycled over the heads;
 ///                                        keys after the canvas are text
 ///
-/// `load`: the folder of --load, or "". Its hidden_begin.npy and hidden_end.npy replace the intervals
-/// that a KIND would draw. Blocks have 128 queries and 128 keys by default. Throws InputError.
+/// `load`: the folder of --load, or "". Its hidden_begin.npy and hidden_end.npy replace the
+/// intervals that a KIND would draw. Blocks have 128 queries and 128 keys by default. Throws
+/// InputError.
 std::shared_ptr<const KeyMask> read_mask(const std::string& text, const Problem&,
                                          const std::string& load = "");
 

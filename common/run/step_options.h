@@ -15,9 +15,9 @@ std::vector<std::string> operation_names(const Chapter&);
 /// The types that --dtype accepts in this chapter.
 std::string dtype_help(const Chapter&);
 
-/// The step with that name, or the only one that begins with it. An underscore after the name breaks
-/// ties: `v7` is `v7_grid`, even if there is a `v70_...`. `option` is named in the InputError if no
-/// step, or more than one, matches.
+/// The step with that name, or the only one that begins with it. An underscore after the name
+/// breaks ties: `v7` is `v7_grid`, even if there is a `v70_...`. `option` is named in the
+/// InputError if no step, or more than one, matches.
 const Step& step_called(const Chapter&, const char* option, const std::string& name);
 
 /// For --help: options of some operations only are shown in a group per operation, and options that
