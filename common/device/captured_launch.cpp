@@ -22,7 +22,7 @@ CapturedLaunch::~CapturedLaunch() {
 }
 
 Status CapturedLaunch::capture(const Arguments& arguments, LaunchFunction launch) {
-  cudaStream_t stream = nullptr;  // one that waits for the default stream, and it for this one
+  cudaStream_t stream = nullptr;  // synchronises with the default stream
   if (Status s = status_of(cudaStreamCreate(&stream), "creating a stream"); !s.ok()) return s;
   stream_ = stream;
   Arguments of_graph = arguments;

@@ -1,5 +1,5 @@
 /// \file
-/// A launch as a CUDA graph: captured once, replayed with whatever its buffers hold by then.
+/// A launch captured as a CUDA graph once, and replayed with the current contents of its buffers.
 #pragma once
 
 #include "attn/step.h"
@@ -11,9 +11,10 @@ class CapturedLaunch {
   CapturedLaunch() = default;
   ~CapturedLaunch();
   CapturedLaunch(const CapturedLaunch&) = delete;
-  /// Queues what `launch` queues in a stream that records it, without running it (GPU only).
+  /// Captures the work that `launch` queues in a stream, without running it (GPU only).
   Status capture(const Arguments& arguments, LaunchFunction launch);
-  /// Launches what was captured. It waits for copies that were queued before, not for its own end.
+  /// Launches the graph. It waits for copies queued earlier, but does not wait for the graph to
+  /// finish.
   Status replay();
 
  private:

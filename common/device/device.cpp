@@ -64,7 +64,8 @@ GpuInfo query([[maybe_unused]] int ordinal) {
   return info;
 }
 
-// What the host can still give, page cache included; a container may have less than its machine.
+// Memory that the host can still allocate, page cache included. A container may have a lower limit
+// than its machine.
 int64_t available_to_machine() {
   std::ifstream info("/proc/meminfo");
   for (std::string key, unit; info >> key;) {
@@ -185,7 +186,7 @@ DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
 
 void* DeviceBuffer::data() const { return base_ + kGuardBytes; }
 
-// Under AddressSanitizer a kernel that touches a guard band is stopped at its exact line.
+// AddressSanitizer reports a kernel's access to a guard band at the exact source line.
 void DeviceBuffer::unpoison_guards([[maybe_unused]] bool readable) const {
 #ifdef ATTN_ASAN
   if (device_.backend != Backend::emulated) return;
@@ -209,7 +210,7 @@ void DeviceBuffer::poison(std::uint32_t pattern) {
       static_cast<std::size_t>(std::min<int64_t>(bytes_ / 4 + 1, 1 << 16)), pattern);
   int64_t done = std::min(bytes_, static_cast<int64_t>(some.size()) * 4);
   upload(some.data(), 0, done);
-  // What is filled is filled again behind it, twice as much each time.
+  // Doubles the filled range in each pass by copying it behind itself.
   for (std::byte* const to = base_ + kGuardBytes; done < bytes_;) {
     const int64_t more = std::min(done, bytes_ - done);
 #if ATTN_HAVE_CUDA
@@ -299,7 +300,7 @@ void profiler_range(Device device, bool begin) {
 #if ATTN_HAVE_CUDA
 struct GpuTimer::Impl {
   DeviceBuffer scrub{Backend::gpu, "L2 flush", 2 * gpu_info().l2_bytes};
-  double spin_s = 1e-3;  // grows when a launch takes the host longer
+  double spin_s = 1e-3;  // increased if the host takes longer to queue a launch
   std::vector<cudaEvent_t> events;
   cudaEvent_t event(std::size_t i) {
     while (events.size() <= i) cuda(cudaEventCreate(&events.emplace_back()), "creating an event");
@@ -316,15 +317,15 @@ Status GpuTimer::measure(Arguments& arguments, LaunchFunction launch, Sample& sa
   const InUse in_use(arguments.device);
   const cudaStream_t stream = as_cuda(arguments.stream);
   const auto scrub_bytes = static_cast<std::size_t>(impl_->scrub.bytes());
-  // The first launch of a kernel loads its code, which waits for the GPU: it is tried once more as
-  // it is, then with a longer spin.
+  // The first launch of a kernel loads its code, which waits for the GPU. So the launch is timed
+  // again, first with the same spin, then with a longer one.
   double spin_s = impl_->spin_s;
   for (int attempt = 0;; spin_s *= ++attempt % 2 == 0 ? 4 : 1) {
     cuda(cudaMemsetAsync(impl_->scrub.data(), 0, scrub_bytes, stream), "flushing L2");
     if (const Status status = spin(arguments.stream, spin_s); !status.ok()) return status;
     std::vector<std::string> names;
     arguments.on_phase = [&](std::string_view phase) {
-      if (between_phases && !names.empty())  // the first one begins with the launch
+      if (between_phases && !names.empty())  // the first phase begins with the launch
         cuda(cudaEventRecord(impl_->event(names.size()), stream), "recording an event");
       names.emplace_back(phase);
     };

@@ -1,9 +1,9 @@
 // Datasheet figures. How to read the vendor's documents:
 //
-// - Datasheets since 2020 print tensor peaks "with sparsity", twice what a dense product reaches.
-//   Here they are halved.
+// - Datasheets since 2020 print tensor peaks "with sparsity", twice the dense rate. They are halved
+//   here.
 // - GeForce tensor cores accumulate in fp32 at half of their fp16 rate, so the whitepaper's rows
-//   "with FP32 Accumulate" are the ones that count.
+//   "with FP32 Accumulate" apply.
 // - The GB of a memory size is 2^30 bytes, as the driver reports it (an H200 of "141 GB" has
 //   150.1e9 bytes left for programs); the GB/s of a bandwidth is 10^9 bytes.
 // - A figure that the datasheet leaves out but the driver reports for every such GPU (the number of
@@ -21,12 +21,12 @@ constexpr double kKiB = 1024.0;
 constexpr double kMiB = 1024.0 * kKiB;
 constexpr double kGiB = 1024.0 * kMiB;
 constexpr double kMHz = 1e6;
-constexpr double kGBps = 1e9;  // bytes a second
+constexpr double kGBps = 1e9;  // bytes per second
 constexpr double kTera = 1e12;
 
 // CUDA C++ Programming Guide, sections "Compute Capability 7.x" to "10.x": every SM has 16 special
 // function units, which compute exp2. Its table "Throughput of Native Arithmetic Instructions" has
-// the same 16 results a clock and SM.
+// the same 16 results per clock and SM.
 constexpr double kExp2PerClockPerSm = 16.0;
 
 struct SharedMemory {
@@ -43,7 +43,7 @@ constexpr SharedMemory shared_memory(int cc_major, int cc_minor) {
   return {228 * 1024, 227 * 1024};                    // 9.0 and 10.0
 }
 
-// Fills in what follows from the other figures.
+// Computes the fields that follow from other figures.
 constexpr GpuSpec derived(GpuSpec spec) {
   spec.exp2_per_s = kExp2PerClockPerSm * spec.num_sms * spec.boost_clock_hz;
   const SharedMemory shared = shared_memory(spec.cc_major, spec.cc_minor);
@@ -236,7 +236,7 @@ constexpr std::array kGpus = {
         .source = "NVIDIA Ampere GA102 GPU Architecture whitepaper, appendix A, table of GeForce "
                   "RTX 3090 specifications",
     }),
-    // Its tensor cores take fp16 only: no bf16.
+    // Its tensor cores support fp16 only, not bf16.
     derived({
         .name = "v100",
         .full_name = "NVIDIA V100 SXM2 32 GB",

@@ -34,7 +34,7 @@ const GpuSpec* spec_of_device(const std::string& device_name) {
   const auto has = [&](std::string_view word) {
     return std::find(words.begin(), words.end(), word) != words.end();
   };
-  // A part of the same name with other figures; better none than wrong ones.
+  // A variant with the same name but other figures: no datasheet is better than a wrong one.
   for (const char* variant : {"ti", "d", "super", "laptop", "mobile", "nvl", "mig"})
     if (has(variant)) return nullptr;
   if (has("a100") && has("40gb") && !has("pcie")) return find_gpu("a100-40gb");
@@ -42,7 +42,7 @@ const GpuSpec* spec_of_device(const std::string& device_name) {
     const bool pcie = s.name.ends_with("-pcie");
     if (pcie != has("pcie")) continue;
     const std::string_view key = s.name.substr(0, s.name.size() - (pcie ? 5 : 0));
-    for (std::size_t i = 0; i < words.size(); ++i)  // "rtx4090" is two words of "RTX 4090"
+    for (std::size_t i = 0; i < words.size(); ++i)  // "rtx4090" matches the two words of "RTX 4090"
       if (words[i] == key || (i > 0 && words[i - 1] + words[i] == key)) return &s;
   }
   return nullptr;
@@ -55,8 +55,8 @@ Prediction predict(const Cost& cost, const Roofs& roofs, DType dtype) {
     const auto time = [](double work, const Roof& roof) {
       return roof.rate > 0 ? work / roof.rate : 0.0;
     };
-    // What is read as well as written goes at the rate of a copy, what is only read at that of a
-    // read; writes alone are given the rate of a copy.
+    // Equal amounts of reads and writes run at the copy rate, further reads at the read rate.
+    // Writes alone are assumed to run at the copy rate.
     const double both = 2 * std::min(p.hbm_read, p.hbm_write);
     const double only_read = std::max(0.0, p.hbm_read - p.hbm_write);
     const double only_write = std::max(0.0, p.hbm_write - p.hbm_read);

@@ -1,7 +1,7 @@
 /// \file
-/// Roofs and predictions. A resource that delivers `rate` a second needs work / rate for its share
-/// of a phase; the phase takes at least the longest of these times. The method, with an example by
-/// hand, is in docs/roofline.md.
+/// Roofs and predictions. A resource with a rate needs work / rate seconds for its share of a
+/// phase; the phase takes at least the longest of these times. docs/roofline.md explains the method
+/// with an example.
 #pragma once
 
 #include <string>
@@ -14,10 +14,10 @@
 
 namespace attn {
 
-/// What a resource delivers in a second. 0: unknown, and then it never binds.
+/// The rate of a resource per second. 0: unknown, and then it never binds.
 struct Roof {
   double rate = 0;
-  std::string source;  ///< "measured", or the datasheet
+  std::string source;  ///< "measured", or the datasheet's name
 };
 
 /// The roofs of one GPU.
@@ -28,10 +28,10 @@ struct Roofs {
   Roof l2;
   Roof fp32;
   Roof tensor_fp16, tensor_bf16, tensor_e4m3;
-  Roof tensor_int8;  ///< of a datasheet; 0: that of e4m3
+  Roof tensor_int8;  ///< from a datasheet; 0: that of e4m3
   Roof exp;
   Machine machine;
-  /// Of int8: Q K^T on whole numbers, and P V in bf16.
+  /// For int8: Q K^T in int8, P V in bf16.
   Roof tensor(DType t) const {
     const double whole = tensor_int8.rate > 0 ? tensor_int8.rate : tensor_e4m3.rate;
     if (t == DType::int8 && whole > 0 && tensor_bf16.rate > 0)
@@ -40,19 +40,19 @@ struct Roofs {
   }
 };
 
-/// Roofs as the vendor states them.
+/// Roofs from the datasheet.
 Roofs datasheet_roofs(const GpuSpec&);
-/// The table entry of the GPU that the CUDA runtime calls `device_name`; nullptr if there is none.
+/// The table entry of the GPU that the CUDA runtime names `device_name`; nullptr if there is none.
 const GpuSpec* spec_of_device(const std::string& device_name);
-/// Roofs as kernels of our own and cuBLAS reach them on this GPU, in about a second: copy and read
+/// Measures the roofs of this GPU with our own kernels and cuBLAS, in about a second: copy and read
 /// of 1 GiB, repeated reads of a third of L2, chains of FMA and of exp2, an 8192-cubed GEMM on
 /// random data. Medians. Throws DeviceError.
 Roofs measure_roofs();
 
-/// Lower bound of a phase or of a whole step.
+/// Lower bound of the time of a phase or of a step.
 struct Prediction {
   double seconds = 0;
-  std::string binding;  ///< "HBM", "L2", "FP32", "tensor", "exp"; of a step: where most time goes
+  std::string binding;  ///< "HBM", "L2", "FP32", "tensor", "exp"; of a step: of most of its time
   struct OfPhase {
     std::string name;
     double seconds;
@@ -62,16 +62,16 @@ struct Prediction {
 };
 Prediction predict(const Cost&, const Roofs&, DType);
 
-/// How long it takes to read so many bytes from HBM at the roof of reading; 0 where there is none.
+/// Time to read `bytes` from HBM at the read roof; 0 if there is none.
 double read_seconds(double bytes, const Roofs&);
 
-/// Why a time can be below what a roof allows: what to say of a share above 100 %.
+/// Why a time can be shorter than a roof allows; explains a share above 100 %.
 std::string_view above_roof(std::string_view binding);
 
-/// Bytes that a step moves to and from HBM by its own model.
+/// HBM traffic of a step by its own model, in bytes.
 double modelled_bytes(const Cost&);
 
-/// "12.34 us": with the unit that fits.
+/// "12.34 us": a time with a fitting unit.
 std::string time_text(double seconds);
 
 }  // namespace attn

@@ -1,4 +1,4 @@
-// The roofs of the GPU at hand, measured. Built by nvcc only.
+// Measures the roofs of this GPU. Built by nvcc only.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Every thread copies 16 bytes at a time, four loads in flight.
+// Every thread copies 16 bytes per access, with four loads in flight.
 __global__ void copy_kernel(const uint4* from, uint4* to, int64_t count) {
   const int64_t stride = int64_t{gridDim.x} * kThreads;
   int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -27,14 +27,14 @@ __global__ void copy_kernel(const uint4* from, uint4* to, int64_t count) {
   for (; i < count; i += stride) to[i] = from[i];
 }
 
-// Reads `count` vectors `passes` times; the sum keeps the loads alive.
+// Reads `count` vectors `passes` times; storing the sum keeps the compiler from removing the loads.
 __global__ void read_kernel(const uint4* from, int64_t count, int passes, unsigned* sink) {
   const int64_t stride = int64_t{gridDim.x} * kThreads;
   unsigned sum = 0;
   for (int pass = 0; pass < passes; ++pass)
 #pragma unroll 4
     for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += stride) {
-      uint4 v;  // .cg: from L2, not from L1
+      uint4 v;  // .cg: from L2, bypassing L1
       asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                    : "l"(from + i));
@@ -43,7 +43,7 @@ __global__ void read_kernel(const uint4* from, int64_t count, int passes, unsign
   if (sum == 0x12345678u) *sink = sum;
 }
 
-// Eight independent chains a thread: enough to hide the latency of either unit.
+// Eight independent chains per thread hide the latency of either unit.
 constexpr int kChains = 8, kLinks = 2048;
 __global__ void fma_kernel(float x, float* sink) {
   float c[kChains];
@@ -66,7 +66,7 @@ __global__ void exp_kernel(float x, float* sink) {
   if (sum == 1.2345f) *sink = sum;
 }
 
-// Sums of uniform numbers, near enough to normal: zeros would run faster than real data.
+// Sums of uniform numbers, approximately normal: zeros would run faster than real data.
 __global__ void random_kernel(unsigned short* values, int64_t count, bool bf16) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= count) return;
@@ -80,7 +80,7 @@ __global__ void random_kernel(unsigned short* values, int64_t count, bool bf16) 
                    : __half_as_ushort(__float2half_rn(sum));
 }
 
-// Median seconds of `repeat` runs after two that warm up.
+// Median seconds of `repeat` runs after two warm-up runs.
 double median_seconds(int repeat, const std::function<void()>& run) {
   cudaEvent_t begin, end;
   if (cudaEventCreate(&begin) != cudaSuccess || cudaEventCreate(&end) != cudaSuccess)
@@ -112,7 +112,7 @@ Roofs measure_roofs() {
   roofs.gpu = gpu.name;
   roofs.machine = {gpu.num_sms, static_cast<double>(gpu.l2_bytes)};
   const int waves = gpu.num_sms * (2048 / kThreads);
-  // 2 GiB each way unless the GPU is nearly full: a short copy ends before it is at full speed.
+  // 2 GiB each way unless the GPU is nearly full: a short copy ends before it reaches full speed.
   int64_t bytes = int64_t{1} << 31;
   while (bytes > (int64_t{1} << 24) && 3 * bytes > free_bytes(Backend::gpu)) bytes /= 2;
   {
@@ -131,7 +131,7 @@ Roofs measure_roofs() {
     const double read =
         median_seconds(10, [&] { read_kernel<<<waves, kThreads>>>(a, count, 1, sink); });
     roofs.hbm_read = {static_cast<double>(bytes) / read, source};
-    // A third of L2: it stays there from pass to pass.
+    // A third of L2 stays resident from pass to pass.
     const int64_t resident = gpu.l2_bytes / 3 / 16;
     constexpr int kPasses = 40;
     const double l2 = median_seconds(
@@ -145,7 +145,7 @@ Roofs measure_roofs() {
     roofs.exp = {chains / median_seconds(10, [&] { exp_kernel<<<waves, kThreads>>>(0.5f, out); }),
                  source};
   }
-  // Of 8 bits nothing is measured: the library's products that the rest takes have no such type.
+  // 8-bit roofs are not measured: the GEMM library used here has no such types.
   if (const GpuSpec* const spec = spec_of_device(gpu.name)) {
     roofs.tensor_e4m3 = {spec->tensor_fp8_flops, "datasheet"};
     roofs.tensor_int8 = {spec->tensor_int8_ops, "datasheet"};

@@ -1,4 +1,4 @@
-// Stands in for roofs.cu where there is no nvcc.
+// Stub of roofs.cu for builds without nvcc.
 #include "device/device.h"
 #include "device/roofline.h"
 

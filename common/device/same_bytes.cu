@@ -1,4 +1,4 @@
-// Compares two buffers on the GPU. Built by nvcc only.
+// Compares two device buffers. Built by nvcc only.
 #include <cuda_runtime.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// A kernel that does nothing for a while. Built by nvcc only.
+// Spin kernel. Built by nvcc only.
 #include <cuda_runtime.h>
 
 #include "device/device.h"

@@ -1,8 +1,9 @@
 // The main() of a program with a student's kernel: ex01a_student, and check_ex01a with the planted
 // versions.
 //
-// It launches what it is asked to and gives back numbers. It knows neither what is right nor how
-// the inputs were drawn, and holds none of the shipped steps. Run by judge_01_naive, which judges.
+// It launches what the judge requests and returns numbers. It knows neither the right results nor
+// how the inputs were drawn, and contains none of the shipped steps. It is run by the judge,
+// judge_01_naive.
 #include <fmt/format.h>
 
 #include <fcntl.h>
@@ -23,7 +24,7 @@
 namespace attn {
 namespace {
 
-// A failure is tried again with one thing changed. What a kernel prints then has been printed.
+// A failed problem is run again with one change. The kernel's output has then been printed already.
 void print_nothing() {
   const int nowhere = open("/dev/null", O_WRONLY);
   dup2(nowhere, 1), dup2(nowhere, 2);
@@ -59,7 +60,7 @@ Reply answer(const Request& r) {
   emulator::schedule_seed = r.schedule;
   emulator::early_copies = r.early_copies;
   emulator::find_races = true;
-  // What one launch leaves for the next, blocks hand to each other.
+  // A workspace that one launch leaves to the next also carries data between CTAs.
   const bool kept = std::ranges::any_of(r.workspaces, &Workspace::saved);
   emulator::find_global_races = kept;
   Session session(r.problem, operation, r.backend, r.inputs);
@@ -68,7 +69,7 @@ Reply answer(const Request& r) {
     status = session.profile();
     return status.ok() ? reply : Reply::failure(status.message);
   }
-  // Before a time is taken: it loads the kernel.
+  // An untimed launch loads the kernel first.
   if (status.ok()) status = session.launch();
   if (status.ok() && kept && r.launches > 1) {
     status = session.launch();
@@ -100,8 +101,8 @@ int main(int argc, char** argv) {
                "cmake --build --preset release --target ex01a");
     return 2;
   }
-  // This process may crash, and ends by being killed: what a student's printf left in a buffer
-  // would be lost, wherever it goes.
+  // This process may crash and is ended by a kill, which would lose a student's buffered printf
+  // output.
   std::setvbuf(stdout, nullptr, _IONBF, 0);
   std::setvbuf(stderr, nullptr, _IONBF, 0);
   try {

@@ -1,6 +1,6 @@
 /// \file
-/// What a program with a student's kernel holds: versions of one step. CMake (attn_add_exercise)
-/// writes the list.
+/// The versions of one step in a program with a student's kernel. CMake (attn_add_exercise) writes
+/// the list.
 #pragma once
 
 #include <string>
@@ -10,17 +10,17 @@
 
 namespace attn {
 
-/// One version of an exercise's step.
+/// A version of an exercise's step.
 struct Variant {
   std::string name;  ///< "student", "solution", "stub", or a mutant's name
   Launch launch;
-  /// What the judge of an index exercise wants to know of it (places, products), as numbers; may be
-  /// null. Throws std::runtime_error where it cannot be found out.
+  /// The numbers that the judge of an index exercise asks for (offsets, products); may be null.
+  /// Throws std::runtime_error if they cannot be computed.
   std::vector<float> (*probe)() = nullptr;
-  Launch prepare = {};  ///< the step's own: shipped, run once before
+  Launch prepare = {};  ///< the shipped step's; runs once before
 };
 
-/// Defined by the file that CMake generates.
+/// Defined in a file that CMake generates.
 const std::vector<Variant>& variants();
 
 }  // namespace attn

@@ -18,8 +18,8 @@
 namespace attn {
 namespace {
 
-// Small enough for the emulator, with a tail on every side; needles at tile edges and scores up to
-// 1e4.
+// Small enough for the emulator, with a partial tile in every dimension; needles at tile edges and
+// scores up to 1e4.
 std::vector<Problem> attention_cases(const Step& step, uint64_t seed) {
   std::vector<Problem> all;
   uint64_t n = 0;
@@ -28,7 +28,7 @@ std::vector<Problem> attention_cases(const Step& step, uint64_t seed) {
       Problem p;
       p.seqlen_q = p.seqlen_k = length;
       if (n % 4 == 1) p.seqlen_k = length + 37;
-      if (n % 4 == 3) p.seqlen_q = length + 5;  // causal: rows with nothing to attend
+      if (n % 4 == 3) p.seqlen_q = length + 5;  // causal: fully masked rows
       p.causal = n % 2 == 1;
       if (n % 5 == 4) p.window_left = 9, p.window_right = 4;
       p.heads = n % 3 == 0 ? 4 : 2;
@@ -40,19 +40,19 @@ std::vector<Problem> attention_cases(const Step& step, uint64_t seed) {
       if (takes(step, "tree")) p.own["tree"] = {1}, p.seqlen_k = std::max(p.seqlen_q, p.seqlen_k);
       p.seed = seed + n++;
       p.finish();
-      for (const int64_t other : {32, 64})  // steps with a few head dims alone
+      for (const int64_t other : {32, 64})  // for steps that support few head dims only
         if (p.head_dim != 64 && refusal(step, p)) p.head_dim = other;
       if (!refusal(step, p)) all.push_back(p);
     }
-  // Steps without small head dims have tiles of 128 keys: so many of them that each of two stages
-  // is used three times.
+  // Steps without small head dims have tiles of 128 keys. These lengths use each of two pipeline
+  // stages three times.
   for (const int64_t keys : {391, 700, 580, 650, 520, 777}) {
     Problem p;
     p.seqlen_q = 130, p.seqlen_k = keys;
     p.heads = 2, p.kv_heads = 1;
     p.head_dim = 32;
     if (n % 3 == 0) p.causal = true;
-    // begins behind the first tile of keys
+    // begins after the first KV tile
     if (n % 3 == 1) p.window_left = 300, p.window_right = 40;
     p.inputs = n % 3 == 0 ? InputKind::needle : n % 3 == 1 ? InputKind::random : InputKind::peaked;
     p.seed = seed + n++;
@@ -65,12 +65,13 @@ std::vector<Problem> attention_cases(const Step& step, uint64_t seed) {
   return all;
 }
 
-// Of steps with masks of their own, which take tiles of 128. Windows in the middle of a canvas, at
-// its edges and as large as it, tiles of one block and of two, text that ends in a block, and none.
+// For steps with masks of their own, with tiles of 128: windows in the middle of a canvas, at its
+// edges and as large as it; tiles of one block and of two; with text that ends within a block, and
+// without text.
 std::vector<Problem> canvas_cases(const Step& step, uint64_t seed) {
   struct Canvas {
     Sides sides, tile;
-    std::vector<Sides> windows;  // in tiles, like the sides
+    std::vector<Sides> windows;  // in tiles, as the sides
     int64_t text;
   };
   const Sides small{2, 8, 8}, large{4, 8, 8};
@@ -104,9 +105,9 @@ std::vector<Problem> canvas_cases(const Step& step, uint64_t seed) {
   return all;
 }
 
-// FlashMask's masks of training and serving; then intervals that end with tiles of queries, or a
-// row before and behind them: of head 0 a band of rows for each key, of head 1 the rows of the
-// second tile or most of them.
+// FlashMask's training and inference masks; then intervals that end at query tile boundaries, or
+// one row before or after them. In head 0 they form a band of rows per key, in head 1 the rows of
+// the second tile or most of them.
 std::vector<Problem> column_cases(const Step& step, uint64_t seed) {
   constexpr const char* kNames[] = {"causal_document",       "document",         "share_question",
                                     "global_sliding_window", "causal_blockwise", "prefix_lm_causal",
@@ -148,9 +149,8 @@ std::vector<Problem> column_cases(const Step& step, uint64_t seed) {
   return all;
 }
 
-// Rows with less and with more numbers than a block has threads, that begin inside a vector; masks
-// leave
-// -inf at an end, and rows of nothing else.
+// Rows with fewer and with more elements than a block has threads, that begin inside a vector.
+// Masks leave -inf at one end, and some rows are fully masked.
 std::vector<Problem> row_cases(const Step& step, uint64_t seed) {
   std::vector<Problem> all;
   uint64_t n = 0;
@@ -172,14 +172,14 @@ std::vector<Problem> row_cases(const Step& step, uint64_t seed) {
   return all;
 }
 
-// A few queries of caches of which some are in use in part or not at all: splits that are empty.
-// The rows that share keys are fewer than a tile of 16, and more. A step that quantises gets
+// A few queries, with caches of which some are partly or completely unused: some splits are empty.
+// The rows that share keys are fewer than a tile of 16, or more. A step that quantises gets
 // problems of its type.
 std::vector<Problem> decode_cases(const Step& step, uint64_t seed) {
   constexpr int64_t kHeads[][2] = {{4, 1}, {2, 2}, {6, 2}, {8, 1}, {3, 1}};
   constexpr int64_t kQueries[] = {1, 3, 2, 5};
   constexpr InputKind kInputs[] = {InputKind::needle, InputKind::random, InputKind::peaked};
-  constexpr double kPageSizes[] = {16, 5, 1, 64};  // of a cache in pages
+  constexpr double kPageSizes[] = {16, 5, 1, 64};  // of a paged cache
   std::vector<Problem> all;
   uint64_t n = 0;
   for (const int64_t room : {1, 15, 17, 64, 65, 113, 129, 203, 391, 580, 700})
@@ -195,7 +195,7 @@ std::vector<Problem> decode_cases(const Step& step, uint64_t seed) {
       if (n == 5) p.seqused_k = {0, 0};
       for (const Feature& f : step.operation->own)
         if (f.name == "page_size") f.give(p, {kPageSizes[n % 4]});
-      // Its own model would not split so few keys.
+      // The step's own heuristic would not split so few keys.
       if (takes(step, "num_splits")) p.own["num_splits"] = {static_cast<double>(1 + n % 6)};
       p.inputs = kInputs[n % 3];
       p.seed = seed + n++;
@@ -215,7 +215,8 @@ std::vector<Problem> cases(const Step& step, uint64_t seed) {
   return all;
 }
 
-// What became of a request: a pass, wrong numbers with their shape, or why there are none.
+// The result of a request: a pass, wrong numbers with their shape, or the reason why there are
+// none.
 Varied answer_of(const Step& step, const Problem& p, const Request& request,
                  StudentProcess& student) {
   const Reply reply = student.ask(request);
@@ -226,7 +227,7 @@ Varied answer_of(const Step& step, const Problem& p, const Request& request,
       return {Varied::Outcome::fail, failure_text(v, "        ")};
   return {Varied::Outcome::pass, ""};
 }
-// The same of a problem. `turn`: another schedule, of a variation.
+// The same for a problem. `turn`: another schedule, for a variation.
 Varied answered(const Step& step, const Problem& p, Backend backend, StudentProcess& student,
                 std::optional<uint64_t> turn = {}) {
   Request request = request_for(step, p, backend);
@@ -237,8 +238,8 @@ Varied answered(const Step& step, const Problem& p, Backend backend, StudentProc
   return answer_of(step, p, request, student);
 }
 
-// Of a step that leaves something for its next launch, which of the two launches was wrong: the
-// second, if one alone is right.
+// For a step whose launch leaves data for the next launch: which of the two launches was wrong. It
+// is the second if a single launch is right.
 std::string launch_text(const Step& step, const Problem& p, Backend backend,
                         StudentProcess& student) {
   Request request = request_for(step, p, backend);
@@ -255,7 +256,7 @@ std::string launch_text(const Step& step, const Problem& p, Backend backend,
       fmt::join(kept, ", "));
 }
 
-// The same problem with one thing changed, in the emulator under three schedules.
+// The same problem with one change, in the emulator under three schedules.
 std::vector<Varied> varied(const Step& step, const Problem& p, Backend backend,
                            StudentProcess& student) {
   constexpr double kSeconds = 20;
@@ -280,8 +281,8 @@ std::vector<Varied> varied(const Step& step, const Problem& p, Backend backend,
   return all;
 }
 
-// Of the seed of a problem, the emulator's: what a kernel gets tells nothing of how its inputs were
-// drawn.
+// Derives the emulator's schedule from the problem's seed, so that a kernel's arguments reveal
+// nothing about how its inputs were drawn.
 uint64_t schedule_of(uint64_t seed) {
   uint64_t z = seed + 0x9e3779b97f4a7c15ull;  // SplitMix64
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -310,7 +311,7 @@ Request request_for(const Step& step, const Problem& p, Backend backend) {
   Request r;
   r.backend = backend;
   r.schedule = schedule_of(p.seed);
-  r.early_copies = p.seed % 2 == 0;  // in turns: what is forgotten before a copy, and after it
+  r.early_copies = p.seed % 2 == 0;  // alternates: exposes missing waits before and after a copy
   r.problem = p;
   if (p.dropout == 0) r.problem.seed = 0;
   r.workspaces = step.workspaces(p);
@@ -323,7 +324,7 @@ bool run_exercise(const Exercise& e, StudentProcess& student, uint64_t seed,
                   std::optional<int> only) {
   const Step& step = shipped_step(e);
   fmt::print("{} ({}, {})\n", e.name, e.kind, e.step);
-  std::fflush(stdout);  // before what the student's program prints
+  std::fflush(stdout);  // before the output of the student's program
   if (e.judge) {
     Request request;
     request.what = Request::What::probe;

@@ -1,8 +1,10 @@
-// The main() of judge_01_naive: runs the program with a student's kernel, and judges what it gives.
+// The main() of judge_01_naive: runs the program with a student's kernel and judges its results.
 //
-//     judge_01_naive ex01a                       all problems of ex01a_student, beside this program; exit 0, or 1
+//     judge_01_naive ex01a                       all problems of ex01a_student, in the same folder;
+//                                                exit 0, or 1
 //     judge_01_naive ex01a --seed 7 --case 4     one problem
-//     judge_01_naive ex01a --result FILE         writes the verdict as JSON as well; with --speed on a GPU the speed
+//     judge_01_naive ex01a --result FILE         also writes the verdict as JSON; with --speed on a
+//                                                GPU the speed
 //     judge_01_naive ex01a --profile             one launch on a GPU, for ncu
 //     judge_01_naive ex01a --program check_ex01a --variant last_key_skipped
 #include <fmt/format.h>
@@ -27,7 +29,7 @@ struct Options {
   bool profile = false, speed = false;
 };
 
-// The verdict is written here, when the student's process has ended.
+// The verdict is written here, after the student's process has ended.
 void write_result(const Options& o, const std::optional<Speed>& speed, const Step& step,
                   bool passed) {
   if (o.result.empty()) return;

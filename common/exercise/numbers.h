@@ -1,6 +1,6 @@
 /// \file
-/// The numbers of an exercise's probe, taken one by one: what the judges of index exercises share.
-/// The numbers come from the student's process, so any of them may be anything.
+/// Reads the numbers of an exercise's probe one by one; shared by the judges of index exercises.
+/// The numbers come from the student's process, so they may have any value.
 #pragma once
 
 #include <cmath>
@@ -19,13 +19,13 @@ class Numbers {
   bool has(int64_t count) const {
     return count >= 0 && static_cast<uint64_t>(count) <= all_.size();
   }
-  /// The next one, -1 if it is no number that an int32 can hold, or if there is none.
+  /// The next number; -1 if it is not an integer in the range of int32, or if there is none.
   int whole() {
     if (all_.empty()) return -1;
     const float x = take(1).front();
     return std::abs(x) < 0x1p30f ? static_cast<int>(x) : -1;
   }
-  /// The next `count`, which there must be.
+  /// The next `count` numbers, all of which must exist.
   std::vector<int> whole(int count) {
     std::vector<int> some(static_cast<std::size_t>(count));
     for (int& x : some) x = whole();

@@ -33,7 +33,7 @@ TensorSpec tensor_spec(const json& j) {
   return t;
 }
 
-// What Shape has, and what a launch asks of a problem besides.
+// The fields of Shape, and the other properties of a problem that a launch reads.
 json to_json(const Problem& p) {
   return {{"batch", p.batch},
           {"heads", p.heads},
@@ -69,7 +69,7 @@ Problem problem(const json& j) {
   return p;
 }
 
-// What a launch asks of a mask besides its tensors, which are among the inputs.
+// The properties of a mask that a launch reads, besides its tensors, which are among the inputs.
 json to_json(const KeyMask* mask) {
   if (const auto* tiles = dynamic_cast<const SlidingTiles*>(mask))
     return {{"canvas", tiles->canvas_tiles()}, {"tile", tiles->block_m()}};
@@ -85,7 +85,7 @@ std::shared_ptr<const KeyMask> mask_of(const json& j, const Request& r) {
         std::vector<int64_t>(std::begin(begin.spec.shape), std::end(begin.spec.shape)),
         begin.numbers, r.inputs.at("hidden_end").numbers);
   }
-  // Tiles as lines: what their sides are in tokens, no launch asks.
+  // Tiles as lines: no launch reads their sides in tokens.
   const Sides tile{1, 1, j.at("tile")};
   const auto in_tokens = [&](const auto& tiles) {
     return Sides{tiles[0], tiles[1], tiles[2] * tile[2]};
@@ -150,14 +150,14 @@ void write_whole(int file, const void* from, std::size_t bytes) {
   }
 }
 
-// One line of what another process wrote.
+// Output of another process as one line.
 std::string one_line(std::string text) {
   std::ranges::replace_if(
       text, [](unsigned char c) { return c < 32 || c == 127; }, ' ');
   return text;
 }
 
-// Numbers come back from a probe as well: only the exercise knows how many.
+// A probe also returns numbers; only the exercise knows how many.
 int64_t most_bytes(const Request& r) { return r.expected().value_or(kMaxProbed); }
 
 }  // namespace
@@ -242,7 +242,8 @@ StudentProcess::StudentProcess(const std::string& program, std::string variant, 
            std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                std::chrono::duration<double>(seconds))) {
   if (access(program.c_str(), X_OK) != 0) throw InputError(program + ": no such program");
-  // Nobody of the same user may look into this process, which knows what is right.
+  // Keeps other processes of the same user from reading the memory of this one, which holds the
+  // right results.
   prctl(PR_SET_DUMPABLE, 0);
   signal(SIGPIPE, SIG_IGN);
   start();
@@ -261,7 +262,7 @@ void StudentProcess::start() {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != judge) _exit(127);
     signal(SIGPIPE, SIG_DFL);
-    // 0: requests; 3: answers; what it prints goes where our errors go.
+    // 0: requests; 3: answers; standard output goes to our standard error.
     const int answers = fcntl(reply[1], F_DUPFD, 10);
     if (dup2(request[0], 0) == 0 && dup2(2, 1) == 1 && dup2(answers, 3) == 3) {
       close(answers);
@@ -269,7 +270,7 @@ void StudentProcess::start() {
     }
     _exit(127);
   }
-  setpgid(process_, process_);  // whoever comes first
+  setpgid(process_, process_);  // parent and child both call it; whichever runs first
   close(request[0]), close(reply[1]);
   to_ = request[1], from_ = reply[0];
   fcntl(to_, F_SETFL, O_NONBLOCK), fcntl(from_, F_SETFL, O_NONBLOCK);
@@ -300,7 +301,7 @@ StudentProcess::~StudentProcess() {
   }
 }
 
-// Waits until a pipe can be read or written, at most until time is up.
+// Waits until a pipe is readable or writable, at most until the time limit.
 bool StudentProcess::ready(int file, short events) {
   for (;;) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -335,11 +336,11 @@ bool StudentProcess::receive(void* to, std::size_t bytes) {
   return true;
 }
 
-// Ends the process; says how it ended, if it did so itself.
+// Ends the process; reports how it ended if it ended by itself.
 Reply StudentProcess::gone(const std::string& why) {
   int status = 0;
   const bool itself = !late_ && why.empty();
-  // Its end of the pipe is closed: it is about to end, or has closed what it should not.
+  // The process has closed its end of the pipe: it is about to end, or has closed the wrong file.
   for (int i = 0; itself && i < 200 && waitpid(process_, &status, WNOHANG) == 0; ++i) usleep(10000);
   const bool ended = itself && waitpid(process_, &status, WNOHANG) != 0;
   kill(-process_, SIGKILL);

@@ -1,10 +1,10 @@
 /// \file
-/// What the judge of an exercise and the process with the student's kernel say to each other, over
+/// The protocol between the judge of an exercise and the process with the student's kernel, over
 /// two pipes.
 ///
-/// The judge sends a problem and its inputs. What comes back is a message, which counts as a
-/// failure, or numbers, as many as the judge expects; whatever else the process writes is read by
-/// nobody. So nothing that it can do is worth more than the right numbers.
+/// The judge sends a problem and its inputs. The answer is a message, which counts as a failure, or
+/// as many numbers as the judge expects; any other output of the process is ignored. So the process
+/// cannot gain anything except by returning the right numbers.
 #pragma once
 
 #include <sys/types.h>
@@ -20,69 +20,69 @@
 
 namespace attn {
 
-/// What the process is asked to do.
+/// A request to the process.
 struct Request {
   enum class What {
-    launch,   ///< launch once: the outputs
-    time,     ///< launch once, then again by the clock (GPU): the outputs, and how long it took
-    profile,  ///< launch between profiler marks (GPU): nothing
-    probe,    ///< run the exercise's probe: its numbers
+    launch,  ///< launch once; returns the outputs
+    time,  ///< launch once, then timed (GPU); returns the outputs and the time
+    profile,  ///< launch between profiler marks (GPU); returns nothing
+    probe,  ///< run the exercise's probe; returns its numbers
   };
   What what = What::launch;
-  std::string variant;  ///< which version, of those in the program
+  std::string variant;  ///< version in the program
   Backend backend = Backend::emulated;
   uint64_t schedule = 0;  ///< seed of the emulator's schedule
   bool early_copies = false;
-  int launches = 2;    ///< of a step with a workspace that one launch leaves for the next
-  bool quiet = false;  ///< what the kernel prints is not shown, from now on
-  Problem problem;  ///< its seed only where dropout needs it: the inputs are all that a kernel
-                    ///< should know
+  int launches = 2;  ///< for a step with a workspace that one launch leaves to the next
+  bool quiet = false;  ///< hides the kernel's output from now on
+  /// Its seed is set for dropout only: a kernel must not know how its inputs were drawn.
+  Problem problem;
   std::vector<Workspace> workspaces;
   std::vector<TensorSpec> input_specs, output_specs;
   HostTensors inputs;
 
-  /// How many bytes the answer has; nothing where only the exercise knows.
+  /// Size of the answer in bytes; nothing if only the exercise knows it.
   std::optional<int64_t> expected() const;
 };
 
-/// What a program says that was compiled for the emulator alone.
+/// The message of a program compiled for the emulator only.
 inline constexpr const char* kNoGpuKernel = "this program has no kernel for a GPU";
 
 struct Reply {
-  std::string message;  ///< what went wrong, in one line; then the rest is empty
+  std::string message;  ///< the error, in one line; then the rest is empty
   double seconds = 0;
-  /// all outputs as a device holds them, one behind the other; float32 of a probe
+  /// all outputs in device format, concatenated; float32 for a probe
   std::vector<std::byte> bytes;
 
   static Reply failure(std::string why);
-  /// The outputs of `request`, which have as many bytes together.
+  /// The outputs of `request`, which have as many bytes in total.
   HostTensors outputs(const Request& request) const;
-  /// What a probe found.
+  /// The numbers of a probe.
   std::vector<float> probed() const;
 };
 
-/// The side of the student's program. Nothing at the end of the file. Throws std::runtime_error
-/// where the request is cut off.
+/// Called by the student's program. Returns nothing at the end of the file. Throws
+/// std::runtime_error if the request is truncated.
 std::optional<Request> read_request(int file);
 void write_reply(int file, const Reply&);
 
-/// The student's program as the judge sees it: started at once, asked again and again, killed at
-/// the end with all that it has started.
+/// The student's program, from the judge's side: started once, asked repeatedly, and killed at the
+/// end together with all processes it has started.
 class StudentProcess {
  public:
-  /// Of version `variant`; `seconds` is how long it may take for all answers together. Throws
-  /// InputError where there is no such program.
+  /// Starts version `variant`; `seconds` limits the time of all answers together. Throws InputError
+  /// if there is no such program.
   StudentProcess(const std::string& program, std::string variant, double seconds);
   ~StudentProcess();
   StudentProcess(const StudentProcess&) = delete;
   StudentProcess& operator=(const StudentProcess&) = delete;
 
-  /// The answer, or a message: of the program, or that it ended or took too long. After that it is
-  /// not asked again.
+  /// The answer, or a message: from the program, or that it ended or timed out. After a message it
+  /// is not asked again.
   Reply ask(Request);
-  /// Starts it again if it has ended. False where there is no time left.
+  /// Starts the program again if it has ended. Returns false if no time is left.
   bool restart();
-  /// From now on it has at most that many seconds.
+  /// Limits the remaining time to `seconds`.
   void hurry(double seconds);
 
  private:

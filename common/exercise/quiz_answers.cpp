@@ -187,7 +187,7 @@ std::string Question::understood(const std::string& value, const std::string& pa
     return small;
   }
   const auto number = arithmetic(value);
-  constexpr double kExact = 9007199254740992;  // up to 2^53 every whole number is one
+  constexpr double kExact = 9007199254740992;  // every integer up to 2^53 is exact
   const bool is_whole = number && *number == std::round(*number) && std::abs(*number) <= kExact;
   if (!number || (kind == Kind::whole && !is_whole)) throw refuse();
   return is_whole ? fmt::format("{}", static_cast<int64_t>(*number))

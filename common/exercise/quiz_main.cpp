@@ -1,13 +1,13 @@
-// The main() of a chapter's written exercises: answers in a text file, one "name = value" a line.
+// The main() of a chapter's quizzes: answers in a text file, one "name = value" per line.
 //
 //     quiz_01_naive --answers student/ex01d.txt --key d.key               a detective exercise
 //     quiz_01_naive --answers student/ex01e.txt --task e.task --seal F    a prediction
 //
-// Numbers may be arithmetic, 4 * 4096^2 * 128; what cannot be an answer is refused before anything
-// is sealed or shown. A key holds a hash of each right answer, so that reading it gives nothing
-// away, and the choices. A prediction is sealed before the truth is shown: later runs score what
-// was sealed, whatever the file says by then. Exit status: 0 passed, 1 not passed (or not all
-// answered), 2 a file that cannot be used.
+// Numbers may be arithmetic, 4 * 4096^2 * 128. Invalid answers are refused before anything is
+// sealed or shown. A key holds the choices and a hash of each right answer, so reading it reveals
+// nothing. A prediction is sealed before the truth is shown: later runs score the sealed answers,
+// even if the file has changed. Exit status: 0 passed, 1 not passed (or not all answered), 2
+// invalid file.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -28,8 +28,7 @@
 namespace attn {
 namespace {
 
-// FNV-1a, 64 bits: enough to keep an answer from being read, no protection against trying all of
-// them.
+// FNV-1a, 64 bits: hides an answer from a reader, but does not protect against trying all answers.
 uint64_t hash(const std::string& text) {
   uint64_t h = 14695981039346656037ull;
   for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 1099511628211ull;
@@ -41,7 +40,7 @@ std::string hash_of_answer(const std::string& name, std::string value) {
   return fmt::format("{:016x}", hash("attention " + name + " " + value));
 }
 
-// A line of a key: the hash of the right answer, and what may be an answer.
+// A line of a key: the hash of the right answer, and the possible answers.
 struct KeyLine {
   std::string hash, kind;
   explicit KeyLine(const std::string& text)
@@ -74,7 +73,7 @@ int detective(const std::string& answers_path, const std::string& key_path) {
   return right == static_cast<int>(key.size()) ? 0 : 1;
 }
 
-// The key for which these answers are right; the old one says what may be an answer.
+// Prints the key for these right answers; the possible answers come from the old key.
 void print_key(const std::string& answers_path, const std::string& key_path) {
   const Answers key = read_answers(key_path);
   const Answers answers =
@@ -91,10 +90,10 @@ double number(const Answers& a, const std::string& name, const std::string& path
   return *value;
 }
 
-// "ask = overlap": what a Hopper step makes of an SM. MMAs and exponentials without overlap, or
-// MMAs of 8 bits; what fits into its shared memory, with a tile of Q (`tile_rows`) and stages of K
-// and V (`tile_keys`), at head dim `wide` and at that of the problem; and how often the blocks, one
-// an SM, take a tile.
+// "ask = overlap": how a Hopper step uses an SM. Times of MMAs and exponentials without overlap, or
+// of 8-bit MMAs; what fits into shared memory, with a Q tile (`tile_rows`) and pipeline stages of K
+// and V (`tile_keys`), at head dim `wide` and at that of the problem; and how many tiles each CTA
+// processes with one CTA per SM.
 const std::vector<std::string> kOverlapNames{"exp_milliseconds",
                                              "without_overlap",
                                              "fp8_milliseconds",
@@ -126,11 +125,11 @@ std::vector<double> overlap_truth(const Problem& p, const Cost& cost, const GpuS
           100 * (1 - tiles / (rounds * sms))};
 }
 
-// "ask = decode": how many blocks of a row ask for the same keys where one of 16 rows does; of the
-// step "against" the splits and their partial results; how many SMs are busy with a block a query;
-// what an SM must have in flight to read at the datasheet's rate when a load takes
-// `latency_ns`; and how many rows of a K/V head CUDA cores serve in the time in which its
-// keys and values are read.
+// "ask = decode": how many CTAs of a row read the same keys compared with one CTA per 16 rows; the
+// splits and partial results of the step "against"; how many SMs are busy with one CTA per query;
+// the bytes in flight that an SM needs to read at the datasheet's rate when a load takes
+// `latency_ns`; and how many rows of a K/V head CUDA cores process in the time that reading its
+// keys and values takes.
 const std::vector<std::string> kDecodeNames{"readers", "num_splits", "partial_bytes",
                                             "busy",    "in_flight",  "rows"};
 std::vector<double> decode_truth(const Problem& p, const Step& against, const GpuSpec& gpu,
@@ -187,20 +186,20 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
   p.causal = answer_to(task, "causal") == "yes";
   p.finish();
   full.finish();
-  // What ratios compare: "against" with the step, or, with "causal = yes", the causal problem with
-  // the full one.
+  // The two sides of a ratio: "against" and the step, or, with "causal = yes", the causal and the
+  // full problem.
   std::optional<std::pair<Cost, Cost>> compared;
   if (against != steps.end()) compared = {step->cost(p), against->cost(p)};
   if (p.causal) compared = {step->cost(full), step->cost(p)};
-  // A softmax has no products: its work is the exponentials.
+  // A softmax has no matrix products: its work is the exponentials.
   std::vector<std::string> names{rows ? "exponentials" : "operations", "hbm_bytes", "bound",
                                  "milliseconds"};
   const bool decoding = answer_to(task, "ask") == "decode";
   if (decoding) compared.reset();
   if (compared) names.push_back("speedup");
-  // "ask = l2_bytes": where a step's tiles decide what passes between L2 and the SMs. "ask =
-  // tiles": that, and how many tiles of S (`tile_rows` x `tile_keys`) a head has, and what a warp
-  // multiplies, of `warps` a block, on average.
+  // "ask = l2_bytes": where a step's tiles determine the traffic between L2 and the SMs. "ask =
+  // tiles": also how many tiles of S (`tile_rows` x `tile_keys`) a head has, and the average work
+  // of each of the `warps` of a block.
   const bool tiles = answer_to(task, "ask") == "tiles",
              l2 = tiles || answer_to(task, "ask") == "l2_bytes";
   if (l2) names.push_back("l2_bytes");
@@ -270,7 +269,7 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
       passed = passed && right;
       continue;
     }
-    // Full marks for the truth, half for 1.4 times too much or too little, none from 2 times on.
+    // Full points for the right value, half at a factor of 1.4, none from a factor of 2.
     const double value = number(answers, names[i], scored);
     const double off = value > 0 ? std::abs(std::log2(value / truth[i])) : 9;
     fmt::print("{:<16} {:>12.4g}  expected {:>12.4g}  off by {:.0f} %\n", names[i], value, truth[i],

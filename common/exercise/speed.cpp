@@ -15,7 +15,7 @@
 namespace attn {
 namespace {
 
-constexpr int kInputSets = 3;  // in turns: an output kept from the launch before is wrong
+constexpr int kInputSets = 3;  // rotated, so that an output kept from the previous launch is wrong
 constexpr int kRounds = 6;
 
 // Large enough to fill a GPU, small enough to be checked after every launch.
@@ -34,7 +34,7 @@ Problem speed_problem(const Step& step, uint64_t seed) {
   }
   p.seed = seed;
   p.finish();
-  // Steps that need a mask: of intervals, or a canvas of 8 tiles.
+  // For steps that need a mask: column intervals, or a canvas of 8 tiles.
   if (takes(step, "mask") && refusal(step, p))
     for (const char* const mask : {"flashmask:document", "sta:2x8x64,2x8x8,2x8x24"}) {
       p.mask = read_mask(mask, p);
@@ -43,7 +43,7 @@ Problem speed_problem(const Step& step, uint64_t seed) {
   return p;
 }
 
-// Inputs with what they should give, on a sample of rows; and on the GPU, for the shipped step.
+// Inputs with their expected outputs on a sample of rows; on the GPU, for the shipped step.
 struct InputSet {
   Request request;
   std::vector<Expected> expected;
@@ -65,17 +65,18 @@ std::string wrong_output(const HostTensors& out, const InputSet& set) {
   return "";
 }
 
-// What the outputs of a backward pass need at least: the field counts five products, and with P
-// kept four are enough.
+// The least work that the outputs of a backward pass need: the convention counts five products, but
+// four are enough if P is kept.
 double required_flop(const Operation& op, const Problem& p) {
   return op.flop(p) * (op.name == "backward" ? 0.8 : 1);
 }
 
-// Of the bytes of a problem, those that a launch moves at least: a step that quantises has made K
-// and V smaller before.
+// The least share of a problem's bytes that a launch moves: a step that quantises has made K and V
+// smaller before.
 double least_share(const Problem& p) { return std::min(1.0, bits_of(p.dtype) / 16.0); }
 
-// No implementation is faster than its compulsory bytes and its operations at the vendor's rates.
+// Lower bound for every implementation: the compulsory bytes and the operations at the vendor's
+// rates.
 double roof_seconds(const Operation& op, const Problem& p) {
   const GpuSpec* gpu = spec_of_device(gpu_info().name);
   if (gpu == nullptr) return 0;
@@ -84,7 +85,7 @@ double roof_seconds(const Operation& op, const Problem& p) {
                   required_flop(op, p) / roofs.tensor(p.dtype).rate);
 }
 
-// One launch of the student's, judged; its own clock said how long it took.
+// One launch of the student's version, checked; the time comes from the student's process.
 std::string time_student(InputSet& set, StudentProcess& student,
                          std::vector<double>& seconds) {
   set.request.what = Request::What::time;
@@ -92,7 +93,7 @@ std::string time_student(InputSet& set, StudentProcess& student,
   const Reply reply = student.ask(set.request);
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   if (!reply.message.empty()) return reply.message;
-  // Events between two points of a stream cannot say more than the clock on the wall, nor nothing.
+  // The time between two events must be positive and shorter than the wall time.
   if (!(reply.seconds > 0 && reply.seconds < wall.count()))
     return fmt::format("the GPU's clock says {:.3f} ms, the wall's {:.3f} ms", reply.seconds * 1e3,
                        wall.count() * 1e3);
@@ -100,11 +101,11 @@ std::string time_student(InputSet& set, StudentProcess& student,
   return wrong_output(reply.outputs(set.request), set);
 }
 
-// The same of the shipped step, in this process.
+// The same for the shipped step, in this process.
 std::string time_shipped(InputSet& set, const Step& step, GpuTimer& timer,
                          std::vector<double>& seconds) {
   Status status = set.session->prepare(step);
-  // Once outside the clock: it poisons outputs and workspaces, and loads the kernel.
+  // An untimed launch first: it poisons outputs and workspaces, and loads the kernel.
   if (status.ok()) status = set.session->launch();
   Sample sample;
   if (status.ok()) {
@@ -148,7 +149,7 @@ std::optional<Speed> measure_speed(const Step& shipped, StudentProcess& student,
   result.shipped = statistics(seconds[1]);
   result.ratio = result.student.median / result.shipped.median;
   result.roof_s = roof_seconds(op, result.problem);
-  // The student's process says its times itself: this is as much as it can gain by a lie.
+  // The student's process reports its own times: this limits the gain of a false report.
   if (result.student.median < result.roof_s)
     result.wrong = fmt::format("{:.4f} ms, where no such GPU takes less than {:.4f} ms",
                                result.student.median * 1e3, result.roof_s * 1e3);

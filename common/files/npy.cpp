@@ -44,16 +44,17 @@ static_assert(sizeof(float) == 4 && std::numeric_limits<float>::is_iec559,
 
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr std::size_t kMaxRank = 8;
-// A float32 header of 8 dimensions needs about 250 bytes. The limit leaves room for the structured
-// types that get an explanation of their own, and keeps a corrupt length from costing memory.
+// A float32 header of 8 dimensions needs about 250 bytes. The limit leaves room for structured
+// types, which get an explanation of their own, and keeps a corrupt length from allocating much
+// memory.
 constexpr std::uint64_t kMaxHeaderBytes = 1 << 20;
 constexpr std::size_t kHeaderAlignment = 64;
 
-// What a caller takes: type codes such as "<f4", and their names for messages.
+// The types that a caller accepts: type codes such as "<f4", and their names for messages.
 using Types = std::vector<std::string_view>;
 
-// A type of NumPy's: its code without the byte order, its name, and its other spellings, all of
-// which numpy.dtype() takes and np.load with it.
+// A NumPy type: its code without the byte order, its name, and its other spellings, all of which
+// numpy.dtype() and np.load accept.
 struct NumpyType {
   std::string_view code, name;
   std::array<std::string_view, 8> spellings = {};
@@ -76,8 +77,8 @@ constexpr NumpyType kNumpyTypes[] = {
     {"c16", "complex128", {"D", "complex", "cdouble", "complex_"}},
 };
 
-// The type that `text`, without its byte order, spells; nullptr if it is none of these. As NumPy
-// does it, "f04" is "f4" and one comma at the end is nothing.
+// The type that `text`, without its byte order, spells; nullptr if it is none of these. As in
+// NumPy, "f04" is "f4" and one comma at the end is ignored.
 const NumpyType* numpy_type(std::string text) {
   if (text.ends_with(',')) text.pop_back();
   while (text.size() > 2 && std::isalpha(static_cast<unsigned char>(text[0])) && text[1] == '0')
@@ -93,7 +94,7 @@ std::string_view dtype_name(std::string_view code) {
   return type ? type->name : std::string_view();
 }
 
-// A file that is read: what it may hold, for messages.
+// A file to read, with its accepted contents for messages.
 struct Wanted {
   const fs::path& path;
   const Types& types;
@@ -119,7 +120,7 @@ std::string system_message(int error, std::string_view otherwise) {
 
 // ---- What the header means -------------------------------------------------------------------
 
-// The accepted type that `descr` is, in this machine's byte order; throws for any other.
+// The accepted type that `descr` names, in this machine's byte order; throws for any other.
 std::string_view checked_type(const Wanted& path, const Value& given) {
   // ('<f4', ()) is '<f4': a sub-array type without dimensions.
   const bool no_dimensions = given.kind == Value::Kind::kTuple && given.items.size() == 2 &&
@@ -138,7 +139,7 @@ std::string_view checked_type(const Wanted& path, const Value& given) {
     text.remove_prefix(1);
   }
   const NumpyType* const found = numpy_type(std::string(text));
-  // A byte order stands before codes, not before names: numpy.dtype('<float32') is an error.
+  // Codes may have a byte order prefix, names may not: numpy.dtype('<float32') is an error.
   if (found == nullptr ||
       (text.size() != descr.text.size() && text.size() > 1 && text == found->name)) {
     if (text == "V2")
@@ -163,8 +164,9 @@ std::string_view checked_type(const Wanted& path, const Value& given) {
 // Bytes of one value of a type such as "<f4".
 int64_t bytes_of_value(std::string_view type) { return type.back() - '0'; }
 
-// The number of values in `shape`, or nothing if a size or their bytes need more than 63 bits.
-// Sizes of 0 do not hide the others: NumPy refuses such a shape too, and strides are made of it.
+// The number of values in `shape`, or nothing if a size or the number of bytes exceeds 63 bits. A
+// size of 0 does not excuse the others: NumPy refuses such a shape too, and strides are computed
+// from it.
 std::optional<int64_t> checked_count(const std::vector<int64_t>& shape, std::string_view type) {
   const int64_t most_values = std::numeric_limits<int64_t>::max() / bytes_of_value(type);
   int64_t nonzero_product = 1;
@@ -206,8 +208,7 @@ std::vector<int64_t> parse_shape(const Wanted& path, const Value& value) {
   return shape;
 }
 
-// Parses the header text and checks all that can be checked without the data. Returns shape and
-// type.
+// Parses the header text and checks everything that does not need the data. Returns shape and type.
 std::pair<std::vector<int64_t>, std::string_view> parse_header(const Wanted& path,
                                                                std::string_view text) {
   std::vector<std::pair<std::string, Value>> dict;
@@ -239,7 +240,7 @@ std::pair<std::vector<int64_t>, std::string_view> parse_header(const Wanted& pat
     fail(path, "'fortran_order' in its header is neither True nor False");
   }
   if (fortran_order->truth) {
-    // With at most one size other than 1, or none left, both orders are the same bytes.
+    // With at most one size other than 1, or with a size of 0, both orders have the same bytes.
     int wide = 0;
     bool empty = false;
     for (const int64_t size : shape) {
@@ -259,7 +260,7 @@ std::uint64_t open_for_reading(const Wanted& wanted, std::ifstream& file) {
   if (status.type() == fs::file_type::not_found) fail(wanted, "no such file");
   if (status.type() == fs::file_type::none) fail(wanted, "cannot open: " + error.message());
   if (status.type() == fs::file_type::directory) fail(wanted, "a directory, not a file");
-  // The size of a pipe or a device is not known beforehand, and it is what everything is held to.
+  // Pipes and devices have no size in advance, and the checks need the size.
   if (status.type() != fs::file_type::regular) fail(wanted, "not a regular file");
   const std::uintmax_t size = fs::file_size(path, error);
   if (error) fail(wanted, "cannot open: " + error.message());
@@ -285,7 +286,7 @@ NpyArray read_npy(const std::filesystem::path& path) {
 }
 
 namespace {
-// A file whose header has been read: its data is next.
+// A file after its header has been read, positioned at its data.
 struct Opened {
   std::ifstream file;
   std::vector<int64_t> shape;
@@ -408,7 +409,7 @@ void write_npy_bytes(const std::filesystem::path& path, const std::vector<int64_
   file << prefix << header;
   file.write(static_cast<const char*>(data),
              static_cast<std::streamsize>(*count * bytes_of_value(type)));
-  file.close();  // the last bytes leave the buffer here, so this too can find the disk full
+  file.close();  // flushes the buffer, so a full disk may be detected only here
   if (!file) {
     const std::string reason = system_message(errno, "it could not be written whole");
     std::error_code ignored;

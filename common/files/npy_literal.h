@@ -15,7 +15,8 @@ namespace attn::npy {
 
 inline constexpr int kMaxNesting = 32;  // of lists and tuples; bounds the recursion
 
-// Text from a file or a path inside a message: printable, so that the message stays one line.
+// Text from a file or a path for use in a message: printable characters only, so that the message
+// stays on one line.
 inline std::string printable(std::string_view text, std::size_t max_length) {
   std::string result;
   for (const char c : text.substr(0, max_length)) {
@@ -29,7 +30,7 @@ inline std::string printable(std::string_view text, std::size_t max_length) {
 inline std::string in_quotes(std::string_view text) {
   std::string result = "'";
   for (const char c : printable(text, 40)) {
-    // Bytes above ASCII may be half of a character, which a terminal cannot show.
+    // Bytes above ASCII may be part of a multi-byte character, which a terminal cannot show.
     result += static_cast<unsigned char>(c) >= 0x80 ? '?' : c;
   }
   return result + "'";
@@ -49,13 +50,13 @@ class ParseError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A recursive-descent parser of the part of Python's literals that describes a dtype and a shape.
-// Throws ParseError at the first byte that does not fit.
+// A recursive-descent parser for the subset of Python literals that describes a dtype and a shape.
+// Throws ParseError at the first byte that does not match.
 class HeaderParser {
  public:
   explicit HeaderParser(std::string_view text) : text_(text) {}
 
-  // The whole header: one dict with string keys, then nothing but white space.
+  // The whole header: one dict with string keys, followed by white space only.
   std::vector<std::pair<std::string, Value>> parse_dict() {
     std::vector<std::pair<std::string, Value>> dict;
     expect('{');
@@ -114,7 +115,7 @@ class HeaderParser {
     Value value;
     value.kind = Value::Kind::kString;
     while (position_ < text_.size() && text_[position_] != quote) {
-      // An escape is kept as it is: no name that matters here has one, so it only has to be passed.
+      // Escapes are kept as they are: no key or type has one, so they only need to be skipped.
       if (text_[position_] == '\\' && position_ + 1 < text_.size()) {
         value.text += text_[position_++];
       }
@@ -125,7 +126,7 @@ class HeaderParser {
     return value;
   }
 
-  // "(2, 3)", "(5,)", "()", "[('x', '<f4')]". "(5)" is a number in brackets, as in Python.
+  // "(2, 3)", "(5,)", "()", "[('x', '<f4')]". "(5)" is a number in parentheses, as in Python.
   Value parse_sequence(char open, char close, int depth) {
     expect(open);
     Value value;
@@ -171,7 +172,7 @@ class HeaderParser {
       ++position_;
     }
     const std::string_view word = text_.substr(begin, position_ - begin);
-    // u'...', as Python 2 wrote strings, and r'...': without escapes they are '...'.
+    // u'...' is a Python 2 string, r'...' a raw string: without escapes both equal '...'.
     const bool prefix = word == "u" || word == "U" || word == "r" || word == "R";
     if (prefix && position_ < text_.size() && (text_[position_] == '\'' || text_[position_] == '"'))
       return parse_string();

@@ -16,15 +16,15 @@
 namespace attn {
 namespace {
 
-// Whether heads and tokens change places in a file of `--layout bnhd`.
+// Whether heads and tokens are swapped in a file of `--layout bnhd`.
 bool swapped(const TensorSpec& spec, bool bnhd) {
   constexpr std::string_view kNames[] = {"q", "k", "v", "o", "do", "dq", "dk", "dv"};
   return bnhd && spec.rank == 4 && spec.contiguous() &&
          std::ranges::find(kNames, spec.name) != std::end(kNames);
 }
 
-// Without the sides that a tensor has for form: lse [B, Hq, seqlen_q], packed tokens [tokens,
-// heads, d], tables.
+// Drops dimensions that files do not have: lse [B, Hq, seqlen_q], packed tokens [tokens, heads, d],
+// tables.
 std::vector<int64_t> shape_in_file(const TensorSpec& spec, bool bnhd) {
   std::vector<int64_t> shape(std::end(spec.shape) - spec.rank, std::end(spec.shape));
   if (spec.name == "lse") shape.pop_back();
@@ -32,7 +32,8 @@ std::vector<int64_t> shape_in_file(const TensorSpec& spec, bool bnhd) {
   return shape;
 }
 
-// The rows of [outer, a, b, columns] as those of [outer, b, a, columns].
+// Swaps the middle dimensions: the rows of [outer, a, b, columns] as those of [outer, b, a,
+// columns].
 std::vector<float> with_sides_swapped(const std::vector<float>& x, int64_t outer, int64_t a,
                                       int64_t b, int64_t columns) {
   std::vector<float> out(x.size());
@@ -44,8 +45,8 @@ std::vector<float> with_sides_swapped(const std::vector<float>& x, int64_t outer
   return out;
 }
 
-// How the elements of a type lie in a file. Rounded floating-point numbers as float32; what NumPy
-// has no type for as bytes, with a note beside the file.
+// The element type in a file. Rounded floating-point numbers are stored as float32. Types that
+// NumPy lacks are stored as bytes, with a note next to the file.
 std::string_view type_in_file(DType t) {
   switch (t) {
     case DType::fp32:
@@ -134,9 +135,9 @@ std::vector<int64_t> load_lengths(const std::filesystem::path& path, int64_t cou
 
 namespace {
 
-// Rows that belong to no sequence become NaN, whatever they were; nothing else may be infinite.
-// `note`: what a reader of the message should know.
-// `overwritten`: rows that the operation writes before anybody reads them.
+// Sets rows that belong to no sequence to NaN, whatever they were; all other values must be finite.
+// `note`: context for the message. `overwritten`: rows that the operation writes before they are
+// read.
 void check_finite(const std::filesystem::path& path, const Problem& p, HostTensor& t,
                   std::vector<int64_t> overwritten, const std::string& note) {
   poison_unused(p, t);
@@ -144,14 +145,14 @@ void check_finite(const std::filesystem::path& path, const Problem& p, HostTenso
       t.spec.unused_rows(p.batch, t.spec.contiguous() ? t.spec.shape[1] : t.spec.shape[2]);
   unused.insert(unused.end(), overwritten.begin(), overwritten.end());
   std::ranges::sort(unused);
-  // A score of -inf is a masked one, a sink of -inf is none.
+  // A score of -inf is a masked one; a sink of -inf means no sink.
   const bool scores = t.spec.name == "x" || t.spec.name == "sinks";
   for (std::size_t i = 0; i < t.data.size(); ++i) {
     const float x = t.data[i];
     if (std::isfinite(x) || (scores && x == -std::numeric_limits<float>::infinity())) continue;
     if (std::ranges::binary_search(unused, static_cast<int64_t>(i) / t.spec.columns())) continue;
     const auto row = static_cast<int64_t>(i) / t.spec.columns();
-    int64_t in_file = row;  // the row's number there
+    int64_t in_file = row;  // the row's index in the file
     if (swapped(t.spec, p.files_bnhd)) {
       const int64_t heads = t.spec.shape[1], rows = t.spec.shape[2], head = row / rows % heads;
       in_file = (row / rows / heads * rows + row % rows) * heads + head;
@@ -163,8 +164,8 @@ void check_finite(const std::filesystem::path& path, const Problem& p, HostTenso
   }
 }
 
-// A model's table of rotary angles is made for its longest context, or for the longest sequence
-// where pages have room for more: rows that no token needs may lack in the file, and are made.
+// A model's table of rotary angles covers its longest context, or the longest sequence where pages
+// have more room. The file may lack rows that no token needs; these are computed.
 HostTensor load_angles(const std::filesystem::path& path, const TensorSpec& spec,
                        const Problem& p) {
   TensorSpec in_file = spec;
@@ -178,7 +179,7 @@ HostTensor load_angles(const std::filesystem::path& path, const TensorSpec& spec
   return t;
 }
 
-// A file that would be ignored otherwise: the user means it.
+// A file that would otherwise be ignored: the user expects it to be used.
 void check_derived(const std::filesystem::path& path, const HostTensor& file,
                    const HostTensor& options) {
   if (file.data != options.data || file.numbers != options.numbers)
