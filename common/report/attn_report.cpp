@@ -1,4 +1,4 @@
-// attn_report: what the chapter programs and ncu wrote, as tables, comparisons and pages.
+// attn_report: turns the output of the chapter programs and ncu into tables, comparisons and pages.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -30,14 +30,14 @@
 namespace attn::report {
 namespace {
 
-// All files are read before anything is written, so that a damaged one leaves no half of it.
+// Reads all files before anything is written, so that a damaged file leaves no partial output.
 std::vector<ResultFile> read_all(const std::vector<std::string>& paths) {
   std::vector<ResultFile> files;
   for (const std::string& path : paths) files.push_back(read_result_file(path));
   return files;
 }
 
-// Documents by their names; NAME* stands for all that begin so.
+// Resolves document names; NAME* matches all names with that prefix.
 std::vector<std::string> named_documents(const std::vector<std::string>& words) {
   std::vector<std::string> paths;
   for (const std::string& word : words) {
@@ -60,7 +60,7 @@ std::string read_text(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// To a file, or to stdout where none is named.
+// Writes to a file, or to stdout if `path` is empty.
 void write_text(const std::string& path, const std::string& text) {
   if (path.empty()) {
     fmt::print("{}", text);
@@ -72,8 +72,8 @@ void write_text(const std::string& path, const std::string& text) {
   if (!file) throw InputError(fmt::format("{}: cannot be written", path));
 }
 
-// Fills the tables of Markdown pages, or says which page is not what the reports give. Returns the
-// exit status: 1 if a page differs.
+// Fills the tables of Markdown pages, or reports pages that differ from the generated tables.
+// Returns the exit status: 1 if a page differs.
 int tables(const std::vector<std::string>& pages, const std::string& reports, bool check_only) {
   int status = 0;
   for (const std::string& page : pages) {
@@ -94,8 +94,8 @@ int tables(const std::vector<std::string>& pages, const std::string& reports, bo
   return status;
 }
 
-// Compares A with B. Returns the exit status: of several comparisons the one that a script must
-// look at.
+// Compares A with B. Returns the exit status; for several comparisons, the one that a script must
+// handle.
 int diff(const std::string& a, const std::string& b, const std::string& step_a,
          const std::string& step_b, bool force) {
   bool slow = false, ambiguous = false;
@@ -115,7 +115,7 @@ int referee(const std::string& result, const std::string& counters, const std::s
   return found.empty() ? 0 : 1;
 }
 
-// Whether a page is as it was written. Returns the exit status: 1 if not.
+// Whether a page is unchanged since it was written. Returns the exit status: 1 if not.
 int verify(const std::string& path) {
   const std::string file = printable(path);
   const Verification v = verify_page(read_bytes(path), file);
@@ -127,7 +127,7 @@ int verify(const std::string& path) {
   return 1;
 }
 
-// What verify_on_gpu.sh does with the evidence, and `evidence check`. Sets the exit status.
+// The evidence commands of verify_on_gpu.sh, and `evidence check`. Sets the exit status.
 struct EvidenceArguments {
   std::string folder, root = ".", name, file, verdict, measured, unchanged;
   Unit unit;
@@ -137,7 +137,7 @@ struct EvidenceArguments {
   std::vector<std::string> options;
 };
 
-// All keys as the sources are, a line each; only those of a chapter, if one is named.
+// All keys of the current sources, one per line; `only` selects a chapter.
 std::string keys_text(CodeKeys& code, const std::string& only) {
   std::string text = "kernel            launch\n";
   for (const std::string& chapter : code.chapters())
@@ -189,7 +189,7 @@ void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
     c->add_option("CHAPTER", a.unit.chapter)->required();
     return c;
   };
-  // What is measured must be of the code that the keys are of.
+  // The measured program must be built from the sources whose keys are recorded.
   const auto writes = [&](CLI::App* c) {
     c->add_option("--measured", a.measured, "JSON file: when, where and on which GPU")->required();
     c->add_option("--unchanged-since", a.unchanged,

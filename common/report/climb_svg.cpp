@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 constexpr double kWidth = 960, kHeight = 470;
-constexpr double kLeft = 64, kTop = 84, kRight = 790, kBottom = 386;  // of the plot
+constexpr double kLeft = 64, kTop = 84, kRight = 790, kBottom = 386;  // the plot area
 constexpr std::size_t kColours = 4;
 constexpr const char* kStyle = R"(  <style>
     .bg { fill: #ffffff; stroke: #d9dfe5; } .axis { stroke: #8496a9; fill: none; }
@@ -84,7 +84,7 @@ ClimbLine read_climb_line(const std::string& text, const ResultFile& run) {
       if (found.at("name") == peer)
         return {name, flop / found.at("time").at("median_s").get<double>()};
   }
-  // Others name their problems "fwd d128c n4096": 16384 tokens, 2048 / d heads.
+  // Third-party files name problems like "fwd d128c n4096": 16384 tokens, 2048 / d heads.
   const Problem& q = run.problem;
   if (q.batch * q.seqlen_k == 16384 && q.heads * q.head_dim == 2048 && q.heads == q.kv_heads)
     for (const json& row : document.value("rows", json::array())) {
@@ -149,7 +149,7 @@ std::string climb_svg(const std::vector<ResultFile>& files, const std::vector<Cl
         rate * 1e-12);
   }
   add("<path class=\"axis\" d=\"M{0} {1} V{2} H{3}\"/>", kLeft, kTop, kBottom, kRight);
-  // Libraries, fastest first; their names do not overlap.
+  // Libraries, fastest first, with labels that do not overlap.
   std::vector<ClimbLine> sorted = lines;
   std::ranges::sort(sorted, std::greater<>(), &ClimbLine::flop_per_s);
   double label = 0;

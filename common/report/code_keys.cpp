@@ -25,14 +25,14 @@ bool is_step_name(const std::string& name) {
   return std::regex_match(name, kStep);
 }
 
-// A string that is the name of a step, without its quotes; else empty.
+// The name of a step in a string token, without quotes; empty for other strings.
 std::string step_in(const std::string& token) {
   if (token.size() < 3 || token[0] != '"') return "";
   const std::string text = token.substr(1, token.size() - 2);
   return is_step_name(text) ? text : "";
 }
 
-// What the file of a step without an attention kernel of its own has in its place (attn/kernel.h).
+// Replaces the kernel in the file of a step without an attention kernel of its own (attn/kernel.h).
 const std::string kAttentionOf = "ATTN_ATTENTION_OF";
 
 std::string number_of(const std::string& step) { return step.substr(0, step.find('_')); }
@@ -41,7 +41,7 @@ int nesting(const std::string& t) {
   return (t == "(" || t == "{" || t == "[") - (t == ")" || t == "}" || t == "]");
 }
 
-// Drops NAME(...) of these names.
+// Drops calls NAME(...) of these names.
 void drop_calls(Tokens& tokens, const std::set<std::string>& names) {
   Tokens kept;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -58,8 +58,8 @@ void drop_calls(Tokens& tokens, const std::set<std::string>& names) {
   tokens = std::move(kept);
 }
 
-// What AttnChapter.cmake gives nvcc for kernels: flags, but for those that leave code alone, and
-// Hopper's architecture.
+// The flags that AttnChapter.cmake passes to nvcc for kernels, without those that do not affect
+// code, and Hopper's architecture.
 Tokens flags_of(const fs::path& root, bool hopper) {
   const std::string text = read(root / "common/cmake/AttnChapter.cmake");
   Tokens all;
@@ -75,8 +75,8 @@ Tokens flags_of(const fs::path& root, bool hopper) {
   return all;
 }
 
-// The steps that a chapter compiles for Hopper's architecture: those after HOPPER_STEPS; "*":
-// HOPPER, all of them.
+// The steps that a chapter compiles for Hopper's architecture: those after HOPPER_STEPS; "*" for
+// all, after HOPPER.
 std::set<std::string> hopper_steps(const std::string& cmake) {
   std::set<std::string> steps;
   bool listed = false;
@@ -89,7 +89,8 @@ std::set<std::string> hopper_steps(const std::string& cmake) {
   return steps;
 }
 
-// Drops what a row of a chapter's table has for people and for the model: ".cost = ...".
+// Drops the parts of a table row that do not affect a launch, such as the cost model: ".cost =
+// ...".
 Tokens without_model(const Tokens& tokens) {
   static const std::set<std::string> kModel{"cost",  "refuses", "idea",    "support",
                                             "takes", "choices", "logical", "operation"};
@@ -109,8 +110,8 @@ Tokens without_model(const Tokens& tokens) {
   return kept;
 }
 
-// The rows of a function that fills a chapter's table. What is declared between them is added to
-// `chunks`; a statement that belongs to no row counts for all.
+// The rows of a function that fills a chapter's table. Declarations between rows are added to
+// `chunks`; a statement that belongs to no row counts for all rows.
 class TableRows {
  public:
   TableRows(const Tokens& function, std::vector<Chunk>& chunks) : chunks_(chunks) {
@@ -142,12 +143,12 @@ class TableRows {
     else if (owners_.contains(s[0]))
       append(rows[owners_[s[0]]], s);
     else if (s.size() > 4 && s[4] == "push_back")
-      copied_ = s;  // c.steps.push_back(c.steps[3]), before it gets its own name
+      copied_ = s;  // c.steps.push_back(c.steps[3]), before it is renamed
     else if (!declare(s))
       append(for_all_, s);
   }
 
-  // The call, or the braces, that the name of a step stands in; else the statement.
+  // The call or braces that contain the name of a step; else the statement.
   void add_row(const Tokens& s, std::size_t at, const std::string& step) {
     std::size_t begin = 0, end = s.size();
     int depth = 0;
@@ -166,7 +167,7 @@ class TableRows {
                      s.begin() + static_cast<std::ptrdiff_t>(std::min(end + 1, s.size())));
     append(rows[step], row);
     order_.push_back(step);
-    // Rows that it takes something from: c.steps[3].workspaces.
+    // Includes rows that it copies from: c.steps[3].workspaces.
     const Tokens all = rows[step];
     for (std::size_t i = 0; i + 3 < all.size(); ++i)
       if (all[i] == "steps" && all[i + 1] == "[")
@@ -188,7 +189,7 @@ class TableRows {
 
   std::vector<Chunk>& chunks_;
   std::vector<std::string> order_;
-  std::map<std::string, std::string> owners_;  // of variables
+  std::map<std::string, std::string> owners_;  // variable -> row
   Tokens copied_, for_all_;
 };
 
@@ -213,7 +214,7 @@ const std::vector<std::string>& CodeKeys::steps(const std::string& chapter) {
   for (const auto& entry : fs::directory_iterator(folder(chapter))) {
     const std::string name = entry.path().stem().string();
     if (entry.path().extension() == ".cu" && (chapter == "common" || is_step_name(name)))
-      known->second.push_back(name);  // no sweep, no preparation
+      known->second.push_back(name);  // not a sweep or a preparation
   }
   std::ranges::sort(known->second);
   return known->second;
@@ -234,14 +235,15 @@ const Tokens& CodeKeys::tokens(const fs::path& path, std::vector<std::string>* i
   return known->second.first;
 }
 
-// A step may launch the attention kernel of its parent: ATTN_ATTENTION_OF(f4_block_scales);
+// A step may launch its parent's attention kernel: ATTN_ATTENTION_OF(f4_block_scales);
 std::string CodeKeys::attention_of(const std::string& chapter, const std::string& step) {
   const Tokens& all = tokens(folder(chapter) / (step + ".cu"));
   const auto at = std::ranges::find(all, kAttentionOf);
   return all.end() - at > 2 ? at[2] : "";
 }
 
-// Of a step's file and of another in the chapter; else of one that chapters share.
+// Looks for a header next to the step's file, then elsewhere in the chapter, then in the shared
+// folders.
 fs::path CodeKeys::resolve(const std::string& chapter, const std::string& header) const {
   const fs::path here = folder(chapter);
   for (const fs::path& path :
@@ -251,8 +253,8 @@ fs::path CodeKeys::resolve(const std::string& chapter, const std::string& header
   return {};
 }
 
-// The step's file and that of the attention kernel which it launches, but for host functions, then
-// of the headers what these use.
+// The step's file and the file of the attention kernel it launches, without host functions; then
+// the parts of the headers that these use.
 std::vector<Chunk> CodeKeys::device_chunks(const std::string& chapter, const std::string& step) {
   static const std::set<std::string> kOfAttn{"kernel.h", "philox.h", "blas.h", "problem.h"};
   std::vector<std::string> included;
@@ -273,7 +275,7 @@ std::vector<Chunk> CodeKeys::device_chunks(const std::string& chapter, const std
     const fs::path header = resolve(chapter, included[n]);
     const std::string name = header.filename().string(),
                       place = header.parent_path().filename().string();
-    // The rest of common/ is the host's.
+    // Everything else in common/ is host code.
     const bool attn = place == "attn" && kOfAttn.contains(name);
     const bool of_common = header.string().starts_with((root_ / "common").string());
     const bool device = !of_common || attn || place == "ptx" || place == "tests" ||
@@ -285,18 +287,18 @@ std::vector<Chunk> CodeKeys::device_chunks(const std::string& chapter, const std
       Tokens text = tokens(part, &included);
       if (place != "ptx") drop_messages(text);
       for (Chunk& chunk : chunks_of(text)) {
-        // Of attn/kernel.h what launches and picks types is the host's.
+        // In attn/kernel.h, the functions that launch and select types are host code.
         const bool host = !chunk.has("__device__") && chunk.tokens[0] != kDirective &&
                           (chunk.name.starts_with("launch") || chunk.name.starts_with("dispatch"));
         if (attn && name == "kernel.h" && host) continue;
         if (!attn || name != "problem.h")
           chunks.push_back(std::move(chunk));
-        else if (chunk.name == "Shape")  // a kernel's parameter: of it what the kernel reads
+        else if (chunk.name == "Shape")  // a kernel parameter: the members that the kernel reads
           std::ranges::move(members_of(chunk.tokens), std::back_inserter(chunks));
       }
     }
   }
-  // Macros that stand for nothing on a GPU are nothing, and so is what they are given.
+  // Macros that expand to nothing on a GPU are dropped with their arguments.
   std::set<std::string> nothing;
   std::erase_if(chunks, [&](const Chunk& c) {
     if (c.tokens[0] != kDirective || c.tokens.size() < 3 || c.tokens[1] != "define") return false;
@@ -314,7 +316,8 @@ std::vector<Chunk> CodeKeys::device_chunks(const std::string& chapter, const std
   for (std::vector<Chunk>* some : {&all, &chunks})
     std::erase_if(*some, [](const Chunk& c) { return c.tokens.empty(); });
   for (const Chunk& c : all) append(wanted, c.tokens);
-  // A kernel in a header may be named by a host function alone, as the pass that quantises Q and K.
+  // A kernel in a header may be named only by a host function, such as the pass that quantises Q
+  // and K.
   Tokens launched;
   for (const Chunk& c : launch_chunks(chapter, step)) append(launched, c.tokens);
   for (const Chunk& c : chunks)
@@ -350,7 +353,7 @@ const CodeKeys::ChapterSources& CodeKeys::sources(const std::string& chapter) {
         for (const auto& entry : fs::directory_iterator(place)) {
           const std::string name = entry.path().filename().string();
           const bool code = name.ends_with(".h") || name.ends_with(".cpp");
-          // The algorithm on the CPU is for the tests.
+          // The CPU version of the algorithm is for tests only.
           if (code && !name.starts_with("test") && name != "algorithm.h")
             files.push_back(entry.path());
         }
@@ -382,9 +385,9 @@ const CodeKeys::ChapterSources& CodeKeys::sources(const std::string& chapter) {
   return all;
 }
 
-// The host functions of the step's file and its row, then what these use, also in the file of the
-// attention kernel which it launches. `attend` counts only where something calls it: in the file of
-// the kernel it may be there for a child alone.
+// The host functions of the step's file and its table row, then the functions that these use, also
+// in the file of the attention kernel it launches. `attend` counts only if it is called: in the
+// kernel's file it may exist for a child step alone.
 std::vector<Chunk> CodeKeys::launch_chunks(const std::string& chapter, const std::string& step) {
   const ChapterSources& all = sources(chapter);
   const std::string file = file_of(chapter, step);
@@ -470,7 +473,7 @@ std::string problem_options(const std::string& options) {
 const std::vector<ListedProblem>& CodeKeys::problems(const std::string& chapter) {
   const auto [known, fresh] = problems_.try_emplace(chapter);
   if (!fresh || !fs::exists(root_ / "common/scripts/gpu_problems.sh")) return known->second;
-  // steps_like asks the chapter's program, which need not be built.
+  // steps_like runs the chapter's program, which may not be built.
   std::string command = R"sh(cd "$1" && . common/scripts/gpu_problems.sh && chapter=$2 && shift 2 &&
     steps_like() { echo "$2"; }
     problems_of "$chapter" | sed "s/^/times /"
@@ -484,7 +487,8 @@ const std::vector<ListedProblem>& CodeKeys::problems(const std::string& chapter)
   };
   command = "bash -c " + quoted(command) + " bash " + quoted(root_.string()) + " " + chapter;
   std::set<std::string> names(steps(chapter).begin(), steps(chapter).end());
-  for (const auto& [step, row] : sources(chapter).rows) names.insert(step);  // of a shared file
+  // steps that share a file
+  for (const auto& [step, row] : sources(chapter).rows) names.insert(step);
   for (const std::string& step : names) command += " " + step;
   FILE* const pipe = ::popen(command.c_str(), "r");
   if (!pipe) return known->second;

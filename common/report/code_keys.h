@@ -1,19 +1,19 @@
 /// \file
-/// Short names for the code that a measurement is true of. There are three, so that a table can say
-/// what has changed since:
+/// Hash keys of the code that a measurement depends on. There are three, so that a table can report
+/// which part has changed since:
 ///
-/// | key | of |
+/// | key | covers |
 /// |---|---|
-/// | kernel | the device code of a step, as nvcc gets it, and the flags in AttnChapter.cmake |
-/// | launch | host functions that decide grid, plan, workspaces and attributes of its launch |
+/// | kernel | the device code of a step as nvcc compiles it, and the flags in AttnChapter.cmake |
+/// | launch | host functions that set the grid, plan, workspaces and attributes of its launch |
 /// | method | how a part measures: timer, spin, L2 flush, warm-up; peers.py; the flags of ncu |
 ///
-/// A step that launches its parent's attention kernel (ATTN_ATTENTION_OF) has that kernel and its
-/// launch in its keys.
+/// The keys of a step that launches its parent's attention kernel (ATTN_ATTENTION_OF) include that
+/// kernel and its launch.
 ///
-/// All are over tokens (tokens.h): comments, layout, messages and declared names do not count.
-/// Options, printing and the writing of JSON are in none of them, and no key depends on a path: a
-/// header is looked for in the chapter, its kernels/ and host/, common/ and common/kernels/.
+/// All keys are computed from tokens (tokens.h): comments, layout, messages and declared names do
+/// not affect them. Neither do options, printing and JSON output. No key depends on a path: headers
+/// are looked up in the chapter, its kernels/ and host/, common/ and common/kernels/.
 #pragma once
 
 #include <filesystem>
@@ -26,45 +26,45 @@
 
 namespace attn::report {
 
-/// Grows when keys are made in another way: then those of one way are not compared with those of
-/// another.
+/// Increased when the computation of keys changes. Keys of different versions are not compared.
 inline constexpr int kKeyVersion = 2;
 
-/// A problem that gpu_problems.sh lists: of part "times" by its name, of "counters" by its step, of
-/// "peers" by the name of its document.
+/// A problem listed by gpu_problems.sh: for "times" with its name, for "counters" with its step,
+/// for "peers" with the name of its document.
 struct ListedProblem {
   std::string part, name;
-  std::string options;  ///< those of a program or of peers.py, without the steps
+  std::string options;  ///< options of a program or of peers.py, without the steps
 };
 
-/// The keys of the sources below a folder. Each is computed when it is asked for.
+/// The keys of the sources below a folder, computed on demand.
 class CodeKeys {
  public:
   explicit CodeKeys(std::filesystem::path root);
 
   const std::filesystem::path& root() const { return root_; }
-  /// The chapters, and "common" with the kernels of its GPU tests.
+  /// The chapters, and "common" for the kernels of its GPU tests.
   const std::vector<std::string>& chapters() const { return chapters_; }
   /// The step files of a chapter, without ".cu".
   const std::vector<std::string>& steps(const std::string& chapter);
-  /// The key of `step`: that of its file, or of the file of its number where several steps share
-  /// one (v1_half_m is in v1_scalar.cu). "-" where there is none.
+  /// The key of `step`: that of its file, or of the file with its number where several steps share
+  /// one (v1_half_m is in v1_scalar.cu). "-" if there is none.
   std::string kernel(const std::string& chapter, const std::string& step);
-  /// Over the host functions in the step's file, its row in the chapter's table, and what both use
-  /// of the chapter's host sources, of attn/ and of device/. Costs, refusals and texts of a row are
-  /// left out.
+  /// Covers the host functions in the step's file, its row in the chapter's table, and the parts of
+  /// the chapter's host sources, attn/ and device/ that both use. Cost models, refusals and texts
+  /// of a row are left out.
   std::string launch(const std::string& chapter, const std::string& step);
-  /// Of a part of verify_on_gpu.sh: times, peers, counters, sanitizer; "-" for the others.
+  /// For a part of verify_on_gpu.sh: times, peers, counters, sanitizer; "-" for the others.
   std::string method(const std::string& part);
 
-  /// What gpu_problems.sh lists for a chapter, in its order; nothing where there is no such script.
+  /// The problems that gpu_problems.sh lists for a chapter, in order; empty if there is no such
+  /// script.
   const std::vector<ListedProblem>& problems(const std::string& chapter);
 
-  /// The names of the chunks that the launch key of a step is made of, for tests.
+  /// The names of the chunks in a step's launch key, for tests.
   std::set<std::string> launch_functions(const std::string& chapter, const std::string& step);
 
  private:
-  // What the launches of a chapter's steps may use, and the rows of its table.
+  // The code that launches of a chapter's steps may use, and the rows of its table.
   struct ChapterSources {
     std::vector<Chunk> chunks;
     std::map<std::string, Tokens> rows;
@@ -87,10 +87,10 @@ class CodeKeys {
   std::map<std::string, std::vector<ListedProblem>> problems_;
 };
 
-/// Options with one blank between two and without --step and --steps.
+/// Options separated by single blanks, without --step and --steps.
 std::string problem_options(const std::string& options);
 
-/// The kernel key of one text, for tests. `name` is what the step calls itself.
+/// The kernel key of a text, for tests. `name` is the step's name in it.
 std::string key_of_text(const std::string& text, const std::string& name);
 
 }  // namespace attn::report

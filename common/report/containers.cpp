@@ -19,7 +19,7 @@ using nlohmann::json;
 
 constexpr std::string_view kLines = ".jsonl", kCounters = ".counters.csv", kJson = ".json",
                            kExport = ".ncu.csv";
-// The first field of a line, its last one, and what stands before the rows of a step.
+// The first and last field of a line, and the prefix of the line above a step's rows.
 constexpr std::string_view kName = "{\"name\":\"", kSum = ",\"sum\":\"", kStep = "# ";
 constexpr std::size_t kSumLength = 16;
 
@@ -34,7 +34,7 @@ std::string sum_of(const std::string& text, const std::string& rows) {
   return sha256(text + "\n" + rows).substr(0, kSumLength);
 }
 
-// "NAME" of "NAME.json" or "NAME.ncu.csv"; empty for other names.
+// "NAME" for "NAME.json" or "NAME.ncu.csv"; empty for other names.
 std::string without(const std::string& name, std::string_view suffix) {
   return name.size() > suffix.size() && name.ends_with(suffix)
              ? name.substr(0, name.size() - suffix.size())
@@ -42,11 +42,11 @@ std::string without(const std::string& name, std::string_view suffix) {
 }
 
 struct File {
-  std::string bytes, header;  // of counters: the columns
+  std::string bytes, header;  // for counters: the column names
   std::vector<EvidenceLine> lines;
 };
 
-// A file is read again when it has changed: tests, and verify_on_gpu.sh, write to them.
+// Reads a file again if it has changed: tests and verify_on_gpu.sh write to them.
 const File& file_of(const fs::path& path) {
   static std::map<fs::path, File> known;
   File& file = known[path];
@@ -84,7 +84,7 @@ const File& file_of(const fs::path& path) {
   return file;
 }
 
-// The document of some lines: that of the first, with the elements of all.
+// The document of several lines: that of the first, with the elements of all.
 json joined(const std::vector<const EvidenceLine*>& lines) {
   json document = lines[0]->json();
   for (const char* own : {"name", "options", "keys", "measured", "sum"}) document.erase(own);
@@ -96,7 +96,7 @@ json joined(const std::vector<const EvidenceLine*>& lines) {
   return document;
 }
 
-// An export as ncu_export.sh writes it: what profile.sh says, and rows without the step.
+// An export as ncu_export.sh writes it: the lines of profile.sh, and rows without the step.
 std::string export_of(const File& file, const EvidenceLine& line) {
   const auto after_comma = [](const std::string& text) { return text.substr(text.find(',') + 1); };
   const json j = line.json();
@@ -179,7 +179,7 @@ std::string array_of(const json& document) {
 
 namespace {
 
-// The lines that the document of a path is made of, and their file; none where there is none.
+// The lines that form the document of a path, and their file; empty if there is no such document.
 std::pair<const File*, std::vector<const EvidenceLine*>> document_lines(const fs::path& path) {
   const std::string file = path.filename().string();
   const std::string counted = without(file, kExport), result = without(file, kJson);

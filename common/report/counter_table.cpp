@@ -1,4 +1,4 @@
-// Which counters there are, what ncu calls them, and what they say.
+// The table of counters: their ncu names and meanings.
 #include <algorithm>
 #include <array>
 
@@ -27,7 +27,7 @@ constexpr Counter stall(std::string_view key, std::string_view label, int meanin
 }
 
 constexpr std::array kCounters = {
-    // Read.
+    // Read from the export.
     Counter{"time_s", "time", "s",
             "duration of the launch under ncu, which serialises and may slow it", lower,
             Kind::count, Total::sum, 1e-9},
@@ -116,7 +116,7 @@ struct Names {
   NcuName name;
 };
 
-// The name of ncu 2025 first, then those of other versions, pages and sections.
+// The name in ncu 2025 first, then the names in other versions, pages and sections.
 constexpr Names kNames[] = {
     {"time_s", {"gpu__time_duration.sum"}},
     {"time_s", {"gpu__time_duration.avg"}},

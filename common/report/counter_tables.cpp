@@ -1,4 +1,4 @@
-// Tables of what ncu counted.
+// Tables of ncu counters.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,21 +17,21 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// n/a where a counter is absent, or where the kernel made no such request.
+// n/a if a counter is absent, or if the kernel made no such request.
 template <class Format>
 std::string text(std::optional<double> x, const Format& format) {
   return x ? format(*x) : std::string("n/a");
 }
 std::string one_digit(double x) { return fmt::format("{:.1f}", x); }
 
-// What ncu counted beside what the model says. Phases are launches, in the same order, so that
-// where some phases have no model only the launches of the others are taken.
+// Measured traffic and the model's traffic. Phases are launches, in the same order, so if some
+// phases have no model, only the launches of the others are counted.
 struct Traffic {
   double modelled = 0;
-  // sectors of loads and stores: what SMs ask L2 for, and hits in L1
+  // sectors requested by loads and stores, including L1 hits
   std::optional<double> asked;
   std::optional<double> counted;  // lts__t_bytes
-  std::string phases;  // the names, where not all are modelled
+  std::string phases;  // phase names, unless all phases are modelled
 };
 Traffic l2_traffic(const StepRow& step, const std::vector<KernelCounters>& kernels) {
   Traffic t;
@@ -93,7 +93,7 @@ std::string counters_table(const fs::path& folder, const std::string& chapter) {
   return grid.markdown();
 }
 
-// What moved between two exports: in the whole step, or in the kernel that is named.
+// The counters that changed between two exports: in the whole step, or in a named kernel.
 std::string diff_table(const fs::path& folder, const Words& names) {
   const auto read = [&](const std::string& name) {
     return read_steps(existing(folder / (name + ".ncu.csv")), "");
@@ -144,7 +144,7 @@ std::string traffic_table(const fs::path& folder, const Words& words) {
       throw InputError(fmt::format("table traffic: {} has no step {}", words[0], name));
     const fs::path path = existing(folder / fmt::format("{}.{}.ncu.csv", run.chapter, name));
     const StepData model = step_data(run, *found), counted = read_steps(path, name).at(0);
-    // An export may not say its problem, or its type; what it says must be true of the results too.
+    // An export may lack its problem or its type. If present, they must match the results.
     const auto differ = [](const std::string& a, const std::string& b) {
       return !a.empty() && !b.empty() && a != b;
     };

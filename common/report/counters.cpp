@@ -38,7 +38,7 @@ std::optional<double> KernelCounters::value(std::string_view key) const {
   if (key == "hbm_bytes") return plus(value("hbm_read_bytes"), value("hbm_write_bytes"));
   if (key == "hbm_per_l2_pct") return quotient(value("hbm_bytes"), value("l2_bytes"), 100);
   if (key == "tensor_ops") {
-    // An export for one element type lacks the other.
+    // An export for one element type lacks the other counter.
     const auto bf16 = value("tensor_bf16_ops"), fp16 = value("tensor_fp16_ops");
     return bf16 && fp16 ? plus(bf16, fp16) : bf16 ? bf16 : fp16;
   }
@@ -78,14 +78,14 @@ std::string element_type(const std::vector<KernelCounters>& kernels) {
       {"__nv_bfloat16", "bf16"}, {"__half", "fp16"}, {"float", "fp32"}};
   std::string type;
   for (const KernelCounters& k : kernels) {
-    // Only what stands between < and > before the parameters: those are pointers of many types.
+    // Only the template arguments before the parameter list: parameters are pointers of many types.
     const std::string head = k.signature.substr(0, k.signature.find('('));
     const auto open = head.find('<');
     if (open == head.npos) continue;
     const std::string arguments = head.substr(open);
     for (const auto& [word, name] : kTypes) {
       const auto at = arguments.find(word);
-      // "__nv_bfloat16" holds "float" too.
+      // "__nv_bfloat16" contains "float".
       if (at == arguments.npos || (name == "fp32" && at > 0 && arguments[at - 1] == 'b')) continue;
       if (!type.empty() && type != name) return "";
       type = name;

@@ -13,7 +13,7 @@ namespace attn::report {
 namespace {
 
 constexpr double kWidth = 720, kHeight = 560;
-constexpr double kLeft = 84, kTop = 76, kRight = 680, kBottom = 484;  // of the plot
+constexpr double kLeft = 84, kTop = 76, kRight = 680, kBottom = 484;  // the plot area
 constexpr const char* kStyle = R"(  <style>
     .bg { fill: #ffffff; stroke: #d9dfe5; } .axis { stroke: #8496a9; fill: none; }
     text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
@@ -37,9 +37,9 @@ constexpr const char* kStyle = R"(  <style>
 )";
 
 struct Point {
-  double work = 0, seconds = 0;  // FLOP; a median
+  double work = 0, seconds = 0;  // FLOP; median
 };
-using Curves = std::map<int64_t, std::vector<Point>>;  // by head dim, the densest last
+using Curves = std::map<int64_t, std::vector<Point>>;  // by head dim; points sorted by density
 
 Curves curves_of(const std::vector<ResultFile>& files) {
   if (files.empty()) throw InputError("density: RESULTS is required");
@@ -116,7 +116,7 @@ std::string density_svg(const std::vector<ResultFile>& files) {
     for (const Point& p : points)
       add("<circle class=\"k{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4\"/>", n, px(p.work / all.work),
           py(p.seconds / all.seconds));
-    // Rates stand in a column a curve, right of the points, where the curves are apart least.
+    // Rates are listed in one column per curve, right of the points where the curves are closest.
     for (const Point& p : points) {
       if (&p == &all) continue;
       const double rate = (p.work / p.seconds) / (all.work / all.seconds);

@@ -1,5 +1,5 @@
 /// \file
-/// Time over the share of scores that a mask leaves, as a picture.
+/// Chart of time against mask density.
 #pragma once
 
 #include <string>
@@ -9,10 +9,10 @@
 
 namespace attn::report {
 
-/// Of one step: a curve for each head dim, of which each file has a point. Both axes are shares of
-/// the densest file of the curve, so that a step whose time is its share of the work is on the
-/// diagonal. Throws InputError where files are of several GPUs, steps or operations, have no time,
-/// or a curve has less than two points.
+/// For one step: a curve per head dim, with one point per file. Both axes are relative to the
+/// densest file of the curve, so a step whose time is proportional to its work lies on the
+/// diagonal. Throws InputError if files differ in GPU, step or operation, lack a time, or if a
+/// curve has fewer than two points.
 std::string density_svg(const std::vector<ResultFile>&);
 
 }  // namespace attn::report

@@ -10,11 +10,11 @@
 namespace attn::report {
 namespace {
 
-constexpr double kSame = 0.01;         // medians this near are the same
-constexpr double kTold = 1.1;          // a counter that moved less is no headline
-constexpr double kSingleNoise = 0.03;  // two single times this near say nothing
+constexpr double kSame = 0.01;  // medians this close are equal
+constexpr double kTold = 1.1;  // smaller changes are no headline
+constexpr double kSingleNoise = 0.03;  // difference between two single times that is noise
 
-// Loads matter as much as they are of the traffic: 1 % of the sectors explains no time.
+// Weights load counters by their share of the traffic: 1 % of the sectors explains no time.
 double weight_of(std::string_view key, const KernelCounters& a, const KernelCounters& b) {
   const bool loads = key.starts_with("ld_sectors"), stores = key.starts_with("st_sectors");
   if (!loads && !stores) return 1;
@@ -27,9 +27,9 @@ double weight_of(std::string_view key, const KernelCounters& a, const KernelCoun
   return weight;
 }
 
-// Whether sectors a request moved by the width of the accesses: requests changed, and the sectors
-// did not move in the same direction. Stores of 16 bytes a lane touch 16 sectors a request, and are
-// the aim.
+// Whether the sectors per request changed because of the access width: the number of requests
+// changed, but the sectors did not change in the same direction. Stores of 16 bytes per lane touch
+// 16 sectors per request, as they should.
 bool by_width(std::string_view key, double factor, const KernelCounters& a,
               const KernelCounters& b) {
   if (!key.ends_with("_sectors_per_request")) return false;
@@ -40,7 +40,7 @@ bool by_width(std::string_view key, double factor, const KernelCounters& a,
   return std::abs(moved) <= kSame || (moved > 0) != (factor > 1);
 }
 
-// Kernels of the same name where it is unique, the others by position where their numbers agree.
+// Pairs kernels by name if the name is unique, the others by position if their numbers agree.
 void pair_kernels(Diff& d) {
   const auto count = [](const std::vector<KernelCounters>& all, const std::string& name) {
     return std::count_if(all.begin(), all.end(), [&](auto& k) { return k.name == name; });
@@ -79,7 +79,7 @@ void pair_kernels(Diff& d) {
     if (!taken[j]) d.unmatched.push_back("B: " + d.b.kernels[j].name);
 }
 
-// Refuses two files that say different things of `what`; notes where one says nothing.
+// Refuses two files that differ in `what`; adds a note if one of them lacks it.
 void must_agree(Diff& d, bool force, std::string_view what, const std::string& a,
                 const std::string& b) {
   if (a.empty() || b.empty()) {
@@ -97,7 +97,7 @@ void must_agree(Diff& d, bool force, std::string_view what, const std::string& a
 
 Time single(double s) { return {s, s, s, 1}; }
 
-// Times taken the same way on both sides if there are any.
+// Prefers times that were taken in the same way on both sides.
 void choose_times(Diff& d) {
   const auto ncu_a = d.a.ncu_s(), ncu_b = d.b.ncu_s();
   if (d.a.time && d.b.time) {
@@ -122,7 +122,7 @@ void choose_times(Diff& d) {
 
 bool single_time(const Time& t) { return t.count < 2; }
 
-// What a counter means is said once, where it first moved.
+// Explains the meaning of a counter once, where it is listed first.
 class Tables {
  public:
   std::string table(const std::vector<Moved>& counters) {
@@ -202,14 +202,14 @@ std::vector<Moved> rank_counters(const KernelCounters& a, const KernelCounters& 
 Diff compare(StepData a, StepData b, bool force) {
   Diff d;
   d.a = std::move(a), d.b = std::move(b);
-  // A name says more than a compute capability; an export may state only the latter.
+  // A name is more specific than a compute capability; an export may state only the latter.
   if (d.a.gpu.empty() || d.b.gpu.empty())
     must_agree(d, force, "compute capability", d.a.compute_capability, d.b.compute_capability);
   else
     must_agree(d, force, "GPU", d.a.gpu, d.b.gpu);
   must_agree(d, force, "element type", d.a.dtype, d.b.dtype);
   must_agree(d, force, "problem", d.a.problem, d.b.problem);
-  // A chapter program leaves the clocks alone; only ncu may hold them.
+  // A chapter program does not control the clocks; only ncu may lock them.
   if (!d.a.kernels.empty() && !d.b.kernels.empty())
     must_agree(d, force, "clock control", d.a.clocks, d.b.clocks);
   else if (d.a.clocks == "base" || d.b.clocks == "base")
@@ -220,7 +220,7 @@ Diff compare(StepData a, StepData b, bool force) {
   if (!d.a.kernels.empty() && !d.b.kernels.empty()) {
     d.total = rank_counters(step_total(d.a.kernels), step_total(d.b.kernels));
     pair_kernels(d);
-    // Nothing tells a step that needs one kernel less from an export that lost one.
+    // An unmatched kernel may be one the step no longer needs, or one missing from the export.
     if (!d.unmatched.empty())
       d.notes.push_back(fmt::format("without a partner: {}; the times are the whole steps' only if "
                                     "both exports are complete",
@@ -244,7 +244,8 @@ std::vector<Diff> compare_files(std::vector<StepData> a, std::vector<StepData> b
   }
   for (const StepData& x : a)
     for (const StepData& y : b)
-      // What no GPU timed has nothing to compare; that both have no such step is no mistake.
+      // Steps without GPU times cannot be compared; it is no error if both files lack the step's
+      // time.
       if (x.step == y.step && (x.time || x.ncu_s()) && (y.time || y.ncu_s()))
         all.push_back(compare(x, y, force));
   if (!all.empty()) return all;
@@ -310,7 +311,7 @@ std::string text(const Diff& d) {
                                           [&](const Moved& m) { return m.counter == &c; }))
       absent.push_back(c.label);
   if (!absent.empty()) out += fmt::format("  n/a on both sides: {}\n", fmt::join(absent, "; "));
-  // Kernels that changed the time most come first: there the reason is to be found.
+  // Kernels with the largest change in time come first: the cause is there.
   std::vector<const KernelPair*> order;
   for (const KernelPair& k : d.kernels) order.push_back(&k);
   const auto change = [](const KernelPair& k) {

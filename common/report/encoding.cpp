@@ -74,7 +74,7 @@ std::string utf8_text(const std::string& bytes, const std::string& file) {
     text = from_utf16(bytes, false, file);
   else
     text = bytes;
-  // UTF-32, or UTF-16 that was appended to UTF-8.
+  // UTF-32, or UTF-16 appended to UTF-8.
   if (const auto zero = text.find('\0'); zero != text.npos)
     fail(file, line_at(text, zero), "a zero byte: the file mixes encodings, or is no text");
   for (std::size_t at = 0; (at = text.find(kMark, at)) != text.npos;)

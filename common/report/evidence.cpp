@@ -22,7 +22,7 @@ using nlohmann::json;
 
 std::string digest(const fs::path& path) { return sha256(read_bytes(path)).substr(0, 16); }
 
-// The steps of an element of a document, and whether they were launched for it.
+// The steps of an element of a document, and whether each was launched for it.
 std::map<std::string, bool> steps_in(const std::string& part, const std::string& chapter,
                                      const json& element, CodeKeys& code) {
   std::map<std::string, bool> steps;
@@ -43,7 +43,8 @@ std::map<std::string, bool> steps_in(const std::string& part, const std::string&
   return steps;
 }
 
-// The keys of steps as the sources are. What was not launched depends on the launch code alone.
+// The keys of steps in the current sources. For steps that were not launched, only the launch code
+// matters.
 json keys_of(CodeKeys& code, const Unit& unit, const std::map<std::string, bool>& steps) {
   json keys{{"version", kKeyVersion}, {"kernel", json::object()}};
   for (const auto& [step, launched] : steps) {
@@ -68,7 +69,7 @@ json digests(const fs::path& folder, const Unit& unit, const std::vector<std::st
   return files;
 }
 
-// The order of lines in a container: problems as they are listed, steps as in a ladder.
+// Sorts the lines of a container: problems in listed order, steps in ladder order.
 void sort_lines(std::vector<EvidenceLine>& lines, const std::string& part,
                 const std::vector<ListedProblem>& listed) {
   if (part == kOthers) return;
@@ -108,7 +109,7 @@ void replace_lines(const fs::path& path, std::vector<EvidenceLine> fresh, const 
     write_lines(path, lines);
 }
 
-// Rows of ncu with the step in front, and what stands above them.
+// The rows of ncu with the step in front, and the lines above them.
 EvidenceLine counters_line(const std::string& name, const fs::path& file, json line) {
   constexpr std::string_view kSays = "==profile.sh== ";
   const std::string step = name.substr(name.find('.') + 1);
@@ -127,7 +128,7 @@ EvidenceLine counters_line(const std::string& name, const fs::path& file, json l
   return make_line(name, line, rows);
 }
 
-// Not measurements: what describes them.
+// False for files that describe measurements.
 bool is_evidence(const std::string& name) {
   return name != kParts && name != "README.md" && !name.ends_with(".new");
 }
@@ -137,7 +138,7 @@ bool is_evidence(const std::string& name) {
 void record(const fs::path& folder, CodeKeys& code, const Unit& unit, const std::string& name,
             const fs::path& file, const std::vector<std::string>& options, const json& measured) {
   std::vector<EvidenceLine> lines;
-  std::set<std::string> fresh;  // steps, or options, that the lines are of
+  std::set<std::string> fresh;  // steps, or options, of the new lines
   fs::path container = folder / (name + ".jsonl");
   if (unit.part == "counters") {
     const std::string step = name.substr(name.find('.') + 1);
@@ -183,7 +184,7 @@ void record(const fs::path& folder, CodeKeys& code, const Unit& unit, const std:
                              ? true
                              : fresh.contains(unit.part == "times" ? step_of(j) : before);
                 });
-  // Until the part has ended its files are those of a run that goes on.
+  // While the part is running, its files are marked as incomplete.
   std::map<std::string, json> parts = read_parts(folder);
   json& part = parts[name_of(unit)];
   part["files"] = digests(folder, unit, {});

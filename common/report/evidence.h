@@ -1,12 +1,12 @@
 /// \file
-/// A folder of measurements, docs/reports/GPU: lines in containers (containers.h), logs, and
-/// parts.jsonl, which has a line for each part of verify_on_gpu.sh and chapter: did it pass, on
-/// which files, in how many seconds.
+/// An evidence folder, docs/reports/GPU: lines in containers (containers.h), logs, and parts.jsonl.
+/// The latter has a line per part of verify_on_gpu.sh and chapter: whether it passed, its files,
+/// its duration in seconds.
 ///
-/// Each line says under "measured" when and on which GPU it was measured, and under "keys" which
-/// code it is true of (code_keys.h). "unknown" means that it was not recorded. A line is stale
-/// where a key is not that of the sources: nothing but record() and finish(), which
-/// verify_on_gpu.sh calls when it has measured, writes keys.
+/// Each line records under "measured" when and on which GPU it was measured, and under "keys" the
+/// code that it depends on (code_keys.h). "unknown" means that this was not recorded. A line is
+/// stale if a key differs from that of the sources. Only record() and finish() write keys;
+/// verify_on_gpu.sh calls them after measuring.
 #pragma once
 
 #include <filesystem>
@@ -23,16 +23,15 @@ struct Unit {
   std::string part, chapter;
 };
 
-/// Writes what was just measured into the container of `unit`: the elements that `file` has replace
-/// those of the document `name`. `options`: those of the problem; of peers one
-/// for each problem. `measured`: the provenance. Throws InputError where `file` is evidence
-/// already.
+/// Writes a new measurement into the container of `unit`: the elements in `file` replace those of
+/// the document `name`. `options`: the options of the problem; for peers one per problem.
+/// `measured`: the provenance. Throws InputError if `file` is already evidence.
 void record(const std::filesystem::path& folder, CodeKeys&, const Unit&, const std::string& name,
             const std::filesystem::path& file, const std::vector<std::string>& options,
             const nlohmann::json& measured);
 
-/// Notes how a part ended. Takes out lines of problems and steps that there are no more, if it
-/// passed. `logs` are files that it wrote beside containers.
+/// Records how a part ended. If it passed, removes lines of problems and steps that no longer
+/// exist. `logs` are files that it wrote besides containers.
 void finish(const std::filesystem::path& folder, CodeKeys&, const Unit&, const std::string& verdict,
             int seconds, const std::vector<std::string>& logs, const nlohmann::json& measured);
 
@@ -40,51 +39,51 @@ void finish(const std::filesystem::path& folder, CodeKeys&, const Unit&, const s
 struct Renamed {
   std::string from, to;
 };
-/// Renames steps of a chapter in all lines of the folder, all at once: names of documents, of steps
-/// in results and keys, and in options. Figures, keys and provenance stay; lines and files get new
-/// checksums. Logs stay as they were written. Returns the containers that changed. Throws
-/// InputError, and changes nothing, where no line has an old name, where a new name is another
-/// step's, or where something was edited.
+/// Renames steps of a chapter in all lines of the folder, all at once: in names of documents, in
+/// steps of results and keys, and in options. Figures, keys and provenance are kept; lines and
+/// files get new checksums. Logs are not changed. Returns the changed containers. Throws
+/// InputError, and changes nothing, if no line has an old name, if a new name belongs to another
+/// step, or if a line was edited.
 std::vector<std::string> rename_steps(const std::filesystem::path& folder,
                                       const std::string& chapter,
                                       const std::vector<Renamed>& names);
 
-/// What is not as it was measured: files and lines that were edited, added or removed, parts that
-/// did not pass. Empty: all is well.
+/// Differences from the measured state: files and lines that were edited, added or removed, and
+/// parts that did not pass. Empty if there are none.
 std::vector<std::string> edited_evidence(const std::filesystem::path& folder);
 
-/// What is stale, a line for each part and chapter; then what a chapter must have and lacks. Empty:
-/// all is current.
+/// Stale measurements, one line per part and chapter; then required measurements that a chapter
+/// lacks. Empty if everything is current.
 std::vector<std::string> stale_evidence(const std::filesystem::path& folder, CodeKeys&);
 
-/// One sentence for the end of a table that is made of these documents; empty where the folder has
-/// no parts.jsonl, or lies in no project. `table`: its text; if it names steps, others are left
-/// out. `keys` defaults to those of the project that the folder lies in.
+/// A sentence below a table about the state of its documents; empty if the folder has no
+/// parts.jsonl, or is not inside a project. `table`: its text; if it names steps, only those count.
+/// `keys` defaults to those of the project that contains the folder.
 std::string state_of(const std::filesystem::path& folder, const std::vector<std::string>& documents,
                      const std::string& table = "", CodeKeys* keys = nullptr);
 
-/// A Markdown table of the same: a row for each chapter and part, and what is missing.
+/// The same as a Markdown table: a row per chapter and part, and missing measurements.
 std::string state_table(const std::filesystem::path& folder, CodeKeys* keys = nullptr);
 
-/// What of the document `name` must be measured again: nothing, {"all"}, or some of its steps. Of a
-/// log, where `name` is empty, nothing or {"all"}. `steps`: those that the list of problems names;
-/// none if it leaves that to the program.
+/// The parts of the document `name` to measure again: nothing, {"all"}, or some of its steps. For a
+/// log (`name` is empty): nothing or {"all"}. `steps`: the steps in the list of problems; empty if
+/// the program chooses them.
 std::vector<std::string> to_measure(const std::filesystem::path& folder, CodeKeys&, const Unit&,
                                     const std::string& name, const std::vector<std::string>& steps);
 
-/// Of the problems of a document of peers those that must be measured again.
+/// The problems of a document of peers that must be measured again.
 std::vector<std::string> peers_to_measure(const std::filesystem::path& folder, CodeKeys&,
                                           const Unit&, const std::string& name,
                                           const std::vector<std::string>& options);
 
-/// A unit, and how many seconds it took the last time; a minute where it never ran.
+/// A unit, and its duration in seconds in the last run; a minute if it never ran.
 struct TimedUnit {
   Unit unit;
   int seconds = 60;
 };
-/// `units` in the order in which they should be measured: never passed, or lacks a problem; other
-/// kernels; other launch code, way of measuring or method number. Those that are current come last
-/// if `all`, else not at all.
+/// `units` in the order in which they should be measured: never passed, or lacking a problem;
+/// changed kernels; changed launch code, measurement method or method number. Current units come
+/// last if `all`, else they are left out.
 std::vector<TimedUnit> stalest_first(const std::filesystem::path& folder, CodeKeys&,
                                      const std::vector<Unit>& units, bool all);
 

@@ -1,6 +1,6 @@
 /// \file
-/// What evidence.cpp and evidence_state.cpp share: the part and chapter of a line, its step, and
-/// the lines of parts.jsonl.
+/// Shared by evidence.cpp and evidence_state.cpp: the part, chapter and step of a line, and the
+/// lines of parts.jsonl.
 #pragma once
 
 #include <filesystem>
@@ -16,24 +16,24 @@
 namespace attn::report {
 
 inline constexpr const char *kParts = "parts.jsonl", *kUnknown = "unknown";
-// What others measured: there is no run of ours that passed. Notes by hand: they have no keys.
+// Third-party measurements: no run of ours passed. Notes written by hand: they have no keys.
 inline constexpr const char *kOthers = "others", *kTried = "tried";
 
-/// "times 04_flash_v2", and back.
+/// "times 04_flash_v2", and the inverse.
 std::string name_of(const Unit&);
 Unit unit_of(const std::string& name);
 
-/// The chapter of a document or container: "04_flash_v2" of "peers.04_flash_v2.forward".
+/// The chapter of a document or container: "04_flash_v2" for "peers.04_flash_v2.forward".
 std::string chapter_of(const std::string& document);
 /// The part that wrote a container.
 std::string part_of(const std::string& container);
 bool is_of(const std::string& container, const Unit&);
-/// The name that gpu_problems.sh has for a document.
+/// A document's name in gpu_problems.sh.
 std::string listed_name(const std::string& part, const std::string& document);
 /// The step of a line of times.
 std::string step_of(const nlohmann::json& line);
 
-/// The steps of a log, all of them launched.
+/// The steps of a log, all marked as launched.
 std::map<std::string, bool> steps_of_log(CodeKeys&, const Unit&);
 
 /// The lines of parts.jsonl, by unit.

@@ -1,5 +1,5 @@
-// Renames steps in a folder of measurements. The figures, the keys and the provenance of a line
-// stay as they were measured; only names change, and the checksums that cover them.
+// Renames steps in an evidence folder. The figures, keys and provenance of a line are kept; only
+// names and the checksums that cover them change.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// What is renamed: all names at once, so that two steps may exchange theirs.
+// The renamed steps. All names change at once, so two steps may swap names.
 class Names {
  public:
   Names(std::string chapter, const std::vector<Renamed>& names) : chapter_(std::move(chapter)) {
@@ -63,7 +63,7 @@ class Names {
   std::map<std::string, std::string> new_name_;
 };
 
-// The options of a program or of peers.py: lists of steps, and names like 01_naive:v1_global.
+// The options of a program or of peers.py: lists of steps, and names such as 01_naive:v1_global.
 std::string renamed_options(const std::string& options, const Names& names, bool own) {
   std::istringstream words(options);
   std::string text;
@@ -81,7 +81,8 @@ std::string renamed_options(const std::string& options, const Names& names, bool
   return text;
 }
 
-// `value` with the new names. `own`: it is of a step of the chapter, so that plain names count.
+// `value` with the new names. `own`: it belongs to a step of the chapter, so unqualified names
+// count.
 json renamed(const json& value, const Names& names, bool own) {
   if (value.is_string()) {
     const auto text = value.get<std::string>();
@@ -93,7 +94,7 @@ json renamed(const json& value, const Names& names, bool own) {
     return all;
   }
   if (!value.is_object()) return value;
-  // The runs of peers.py may be of several chapters.
+  // The runs of peers.py may belong to several chapters.
   if (const auto chapter = value.find("chapter"); chapter != value.end() && chapter->is_string())
     own = *chapter == names.chapter();
   json all = json::object();
@@ -109,7 +110,7 @@ json renamed(const json& value, const Names& names, bool own) {
   return all;
 }
 
-// The steps of the chapter that a line names: those of its keys and of its elements.
+// The steps of the chapter that a line names: in its keys and in its elements.
 void add_steps(const json& line, std::set<std::string>& steps) {
   for (const char* kind : {"kernel", "launch"})
     if (line.contains("keys") && line["keys"].contains(kind))
@@ -128,12 +129,12 @@ EvidenceLine renamed_line(const EvidenceLine& line, const Names& names, bool own
     const std::size_t end = row.find('"', 1);
     rows += fmt::format("\"{}{}\n", names.of(row.substr(1, end - 1)), row.substr(end));
   }
-  // A line without any of the names stays as it is, to the byte.
+  // Lines without any of the names are kept bytewise.
   return before == after && name == line.name && rows == line.rows ? line
                                                                    : make_line(name, after, rows);
 }
 
-// Lines of one document in the order of the ladder; other lines keep their places.
+// Sorts the lines of one document in ladder order; other lines keep their places.
 void restore_order(std::vector<EvidenceLine>& lines, const std::string& part) {
   if (part != "times" && part != "counters") return;
   std::map<std::string, std::vector<std::size_t>> places;  // of a document
@@ -162,7 +163,7 @@ std::string digest(const fs::path& path) { return sha256(read_bytes(path)).subst
 std::vector<std::string> rename_steps(const fs::path& folder, const std::string& chapter,
                                       const std::vector<Renamed>& renames) {
   const Names names(chapter, renames);
-  // New checksums must not hide that a line was edited.
+  // New checksums would hide edits of a line.
   for (const std::string& wrong : edited_evidence(folder))
     if (wrong.ends_with("was edited") || wrong.ends_with("not as it was measured"))
       throw InputError(fmt::format("{}: {}; nothing was renamed", folder.string(), wrong));

@@ -1,4 +1,4 @@
-// What the lines of a folder are true of: stale or current, what is missing, what to measure next.
+// The state of the lines of an evidence folder: stale or current, missing, what to measure next.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,14 +17,14 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// What some lines are true of, compared with the sources.
+// The state of some lines compared with the sources.
 struct State {
   std::size_t lines = 0, stale = 0;
-  std::set<std::string> measured, kernels;  // steps; those whose kernels have changed since
+  std::set<std::string> measured, kernels;  // steps; steps with changed kernels
   bool launch_changed = false, launch_unknown = false;
   bool method_changed = false, method_unknown = false;
-  std::set<int> methods;  // numbers of the timing method
-  bool ours = false;      // by our scripts
+  std::set<int> methods;  // timing method numbers
+  bool ours = false;  // measured by our scripts
 
   bool older_method() const {
     return std::ranges::any_of(methods, [](int n) { return n != kTimingMethod; });
@@ -56,7 +56,7 @@ struct State {
       differs(key.get<std::string>(), code.launch(unit.chapter, step), launch_changed,
               launch_unknown);
     }
-    if (line.contains("verdict"))  // a log: of a step that is new it says nothing
+    if (line.contains("verdict"))  // a log contains nothing about a new step
       for (const auto& [step, launched] : steps_of_log(code, unit))
         if (!keys.at("kernel").contains(step))
           measured.insert(code_text(step)), kernels.insert(code_text(step)), is_stale = true;
@@ -81,8 +81,8 @@ struct State {
     stale += is_stale;
   }
 
-  // "`v7_grid` has changed since", "kernels of 3 of 9 steps have changed since" ...: all that is
-  // stale, or nothing.
+  // "`v7_grid` has changed since", "kernels of 3 of 9 steps have changed since" ...: the stale
+  // parts, or nothing.
   std::string text() const {
     std::vector<std::string> all;
     if (!kernels.empty() && kernels == measured && kernels.size() > 2)
@@ -104,7 +104,7 @@ struct State {
 
  private:
   static std::string code_text(const std::string& step) { return report::code(step); }
-  // Is there a time of ours in it?
+  // Whether it contains a time measured by us.
   static bool measured_time(const json& line) {
     if (line.contains("steps")) return !line.at("steps").at(0).value("time", json()).is_null();
     return line.contains("problems") && line.at("problems").is_array();
@@ -115,7 +115,7 @@ fs::path root_of(const fs::path& folder) {
   return fs::weakly_canonical(fs::absolute(folder) / "../../..");
 }
 
-// Of the project that a folder lies in, once: a page has many tables.
+// The keys of the project that contains a folder, cached since a page has many tables.
 CodeKeys* keys_around(const fs::path& folder) {
   static std::map<fs::path, std::unique_ptr<CodeKeys>> known;
   const fs::path root = root_of(folder);
@@ -133,7 +133,7 @@ std::map<std::string, State> states(const fs::path& folder, CodeKeys& code) {
   return all;
 }
 
-// What a chapter must have and lacks, a line each: parts, problems that are listed, steps.
+// Measurements that a chapter requires but lacks, one line each: parts, listed problems, steps.
 std::vector<std::string> missing(const fs::path& folder, CodeKeys& code) {
   std::map<std::string, std::set<std::string>> problems, options, steps;  // by unit
   for_each_line(folder, [&](const Unit& unit, const std::string& name, const json& line) {
@@ -184,13 +184,13 @@ std::vector<std::string> missing(const fs::path& folder, CodeKeys& code) {
   return all;
 }
 
-// Were all of its measurements made by others?
+// Whether all of its measurements come from third parties.
 bool only_others(const fs::path& folder) {
   return std::ranges::all_of(read_parts(folder),
                              [](const auto& part) { return unit_of(part.first).part == kOthers; });
 }
 
-// Whether a problem of the list, or for times a step of the chapter, has no line yet.
+// Whether a listed problem, or for times a step of the chapter, has no line yet.
 bool lacks_lines(const fs::path& folder, CodeKeys& code, const Unit& unit) {
   if (unit.part != "times" && unit.part != "counters" && unit.part != "peers") return false;
   std::set<std::string> names, options, steps;
@@ -317,7 +317,7 @@ std::vector<std::string> to_measure(const fs::path& folder, CodeKeys& code, cons
                                     const std::string& name,
                                     const std::vector<std::string>& steps) {
   const std::vector<std::string> all{"all"};
-  std::map<std::string, bool> stale;  // by step, of those that have a line
+  std::map<std::string, bool> stale;  // by step, for steps with a line
   std::set<std::string> known;        // steps of the chapter's other documents
   for_each_line(folder, [&](const Unit& of, const std::string& document, const json& line) {
     if (name_of(of) != name_of(unit)) return;
@@ -335,7 +335,7 @@ std::vector<std::string> to_measure(const fs::path& folder, CodeKeys& code, cons
       if (!stale.contains(step) || stale[step]) again.push_back(step);
     return again.size() == steps.size() ? all : again;
   }
-  // The program decides which steps the problem is for: one that is new may be among them.
+  // The program selects the steps for the problem; a new step may be among them.
   if (unit.part == "times")
     for (const std::string& step : code.steps(unit.chapter))
       if (!known.contains(step)) return all;

@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 using Lines = std::vector<std::string>;
 
-// The lines of a region, and the number of the first one in its file. Other markers are left out.
+// The lines of a region, and the number of its first line in the file. Other markers are left out.
 struct Region {
   Lines lines;
   std::vector<int> numbers;
@@ -43,7 +43,7 @@ Region read_region(const fs::path& file, const std::string& name, const std::str
   return region;
 }
 
-// Moves a block of lines to the left, as far as all of them allow.
+// Removes the common indentation of a block of lines.
 void outdent(Lines& lines) {
   std::size_t indent = std::string::npos;
   for (const std::string& line : lines)
@@ -81,7 +81,7 @@ std::string code_fence(const Lines& words, const fs::path& folder, const std::st
                      fmt::join(lines, "\n"));
 }
 
-// The longest common subsequence of two regions tells which lines stay.
+// The longest common subsequence of two regions gives the unchanged lines.
 Lines difference(const Lines& a, const Lines& b) {
   std::vector<std::vector<std::size_t>> common(a.size() + 1,
                                                std::vector<std::size_t>(b.size() + 1, 0));

@@ -7,8 +7,8 @@
 ///     ...
 ///     <!-- end code -->
 ///
-/// A region lies between two lines `//! [softmax]`. A path is relative to the page. Above the fence
-/// stands a link to the file and its lines.
+/// A region is enclosed by two lines `//! [softmax]`. Paths are relative to the page. A link to the
+/// file and its lines is inserted above the fence.
 #pragma once
 
 #include <filesystem>
@@ -18,10 +18,9 @@ namespace attn::report {
 
 inline constexpr int kMaxFenceLines = 15, kMaxDiffLines = 24;
 
-/// `page` with every fence filled from the files next to `path`. Throws InputError, in one line
-/// that names the page and the marker, for a file or region that is not there, a range outside of
-/// it, more than kMaxFenceLines lines of code or kMaxDiffLines of a diff, or a marker without its
-/// end.
+/// `page` with every fence filled from the files next to `path`. Throws InputError, with one line
+/// that names the page and the marker, for a missing file or region, a range outside of it, more
+/// than kMaxFenceLines lines of code or kMaxDiffLines of a diff, or a marker without its end.
 std::string fill_fences(const std::string& page, const std::filesystem::path& path);
 
 }  // namespace attn::report

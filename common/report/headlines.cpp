@@ -1,5 +1,5 @@
-// Headlines: how many times as fast a step is as its peers, in one row each; and what others
-// measured, next to what peers.py did.
+// Headlines: the speedup of a step over its peers, one row each; and third-party measurements next
+// to those of peers.py.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ Words split(const std::string& text, char separator) {
   return words;
 }
 
-// The ratios of one file, of peers.py or of others.
+// The ratios of one file, from peers.py or third parties.
 struct Ratios {
   std::string card, source;
   std::size_t problems = 0;
@@ -67,7 +67,8 @@ double geometric_mean(const std::vector<double>& values) {
   return std::exp(logs / static_cast<double>(values.size()));
 }
 
-// "Decode=peers.05_flash_decoding:v13_even_splits:cudnn,cudnn_graph"; blanks are underscores.
+// Parses "Decode=peers.05_flash_decoding:v13_even_splits:cudnn,cudnn_graph"; underscores stand for
+// blanks.
 struct Spec {
   std::string label, file, step;
   Words peers;

@@ -1,6 +1,6 @@
 /// \file
-/// Reading a JSON file value by value: whatever is missing or of another kind is one line that
-/// names the file and the place in it.
+/// Reads a JSON file value by value. For a missing value or one of the wrong type, the error is one
+/// line with the file and the position in it.
 #pragma once
 
 #include <fmt/format.h>
@@ -19,14 +19,14 @@
 
 namespace attn::report {
 
-// One line, and nothing in it that steers a terminal.
+// A single line without terminal control characters.
 inline std::string printable(std::string text) {
   for (char& c : text)
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
   return text;
 }
 
-// An object of the file, and where it lies, for messages: "steps[2].time".
+// An object in the file, and its path for messages: "steps[2].time".
 class Object {
  public:
   Object(const nlohmann::json& value, std::string file, std::string where,
@@ -72,7 +72,7 @@ class Object {
     if (!(x > 0)) fail(name(key), "must be above 0");
     return x;
   }
-  /// Whether there is such a key at all: for those that came later.
+  /// Whether there is such a key, for keys that older files lack.
   bool contains(const char* key) const { return value_.contains(key); }
   bool has(const char* key) const { return !at(key).is_null(); }
   Object object(const char* key) const { return Object(at(key), file_, name(key), accepted_); }
@@ -113,7 +113,7 @@ class Object {
     return v;
   }
   int64_t integer(const nlohmann::json& v, const std::string& where, int64_t lowest) const {
-    // What is above int64_t is unsigned to the parser, and would wrap.
+    // The parser returns values above int64_t as unsigned; converting them would wrap.
     const bool fits = v.is_number_unsigned() ? v.get<uint64_t>() <= uint64_t{INT64_MAX}
                                              : v.is_number_integer();
     if (!fits || v.get<int64_t>() < lowest)
@@ -139,7 +139,7 @@ class Object {
 
 /// All bytes of a file. Throws InputError, also for a folder.
 std::string read_bytes(const std::filesystem::path&);
-/// The JSON in `bytes`. Throws InputError, in one line that begins with `file`.
+/// Parses the JSON in `bytes`. Throws InputError with one line that begins with `file`.
 nlohmann::json parse_json(const std::string& bytes, const std::string& file);
 
 }  // namespace attn::report

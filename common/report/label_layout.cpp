@@ -8,7 +8,7 @@
 namespace attn::report {
 namespace {
 
-// Whether a line passes through a box: some point of it, every 2 pixels, lies inside.
+// Whether a line passes through a box, sampled every 2 pixels.
 bool crosses(const Segment& s, const Box& b) {
   const double length = std::hypot(s.x2 - s.x1, s.y2 - s.y1);
   const int steps = std::max(1, static_cast<int>(length / 2));
@@ -20,7 +20,7 @@ bool crosses(const Segment& s, const Box& b) {
   return false;
 }
 
-constexpr double kNear = 20;  // beyond it a label needs a line to its point
+constexpr double kNear = 20;  // farther labels need a leader line
 
 bool around(const Box& b, const Label& l) {
   return l.x > b.left && l.x < b.right && l.y > b.top && l.y < b.bottom;
@@ -75,7 +75,7 @@ void place_labels(std::vector<Label>& labels, const Box& page, std::vector<Box> 
     for (double radius = 10; radius < 400; radius += 8)
       for (int i = 0; i < kAngles; ++i)
         consider(box_at(l, 2 * std::numbers::pi * i / kAngles, radius), radius);
-    // No free place on these rays: anywhere.
+    // No free place along these rays: try anywhere.
     if (least >= kCovered)
       for (double top = page.top; top + l.height <= page.bottom; top += 4)
         for (double left = page.left; left + l.width <= page.right; left += 10) {
@@ -83,7 +83,7 @@ void place_labels(std::vector<Label>& labels, const Box& page, std::vector<Box> 
           const Segment leader = leader_to(l, b);
           consider(b, std::hypot(leader.x2 - leader.x1, leader.y2 - leader.y1));
         }
-    // A little air around it.
+    // A margin around it.
     obstacles.push_back({l.box.left - 4, l.box.top - 2, l.box.right + 4, l.box.bottom + 2});
   }
 }

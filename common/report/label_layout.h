@@ -1,5 +1,5 @@
 /// \file
-/// Places labels beside points so that they cover neither each other nor what is drawn.
+/// Places labels next to points so that they cover neither each other nor the drawing.
 #pragma once
 
 #include <string>
@@ -19,15 +19,15 @@ struct Segment {
 /// A text of width x height that belongs to the point (x, y).
 struct Label {
   double x = 0, y = 0, width = 0, height = 0;
-  Box box;              ///< where it was put
+  Box box;  ///< its placement
   bool leader = false;  ///< far enough from its point to need a line to it
 };
 
 /// From the label's point to the nearest side of `box`.
 Segment leader_to(const Label&, const Box& box);
 
-/// Sets the boxes, inside `page`. No two overlap each other or an obstacle as long as there is
-/// room. Of the places left, the one that is nearest and covers the fewest lines is taken.
+/// Sets the boxes, inside `page`. No box overlaps another or an obstacle as long as there is room.
+/// Among the free places, takes the nearest one that covers the fewest lines.
 void place_labels(std::vector<Label>&, const Box& page, std::vector<Box> obstacles,
                   const std::vector<Segment>& lines);
 

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 std::string name_of(const json& step) { return step.at("name").get<std::string>(); }
 
-// The folder of a chapter, looked for where the page lies, in it and next to it.
+// Finds the folder of a chapter: the page's folder, inside it, or next to it.
 std::vector<StepSource> sources_of(const fs::path& page, const std::string& chapter) {
   const fs::path here = fs::absolute(page).parent_path();
   for (const fs::path& folder : {here, here / chapter, here.parent_path() / chapter})
@@ -31,7 +31,7 @@ std::vector<StepSource> sources_of(const fs::path& page, const std::string& chap
                                page.string(), chapter));
 }
 
-// Counters that tell how a kernel ran; what its launch fixes (registers, shared memory) does not.
+// Counters that depend on how a kernel ran, not only on its launch (registers, shared memory).
 bool telling(const Counter& c) {
   static const std::set<std::string_view> kTelling{"hbm_read_bytes",
                                                    "hbm_write_bytes",
@@ -54,13 +54,13 @@ bool telling(const Counter& c) {
   return kTelling.contains(c.key) || c.key.starts_with("stall_");
 }
 
-// At least 10 %: less is noise from run to run.
+// A change of at least 10 %: less is noise from run to run.
 bool above_noise(const Moved& m) {
   return m.a && m.b && std::abs(std::log(m.factor)) >= std::log(1.1);
 }
 
-// Is it large enough to be told without being expected? A tenth of a warp of a stall, 5 % of the
-// whole of a share; of what warps issue 1 % of the instructions.
+// Whether an unexpected change is large enough to report: a tenth of a warp for a stall reason, 5 %
+// of the total for a share, 1 % of the instructions for issued instructions.
 bool matters(const Moved& m, const KernelCounters& a, const KernelCounters& b) {
   const double change = std::abs(*m.b - *m.a);
   const std::string_view key = m.counter->key;
@@ -71,8 +71,8 @@ bool matters(const Moved& m, const KernelCounters& a, const KernelCounters& b) {
   return change >= 0.01 * std::max(*before, *after);
 }
 
-// "instructions: 151.6 Minst to 120.2 Minst": of the counters that the step's header expects to
-// move the one that moved most, else of all; "-" where nothing was counted, or moved.
+// "instructions: 151.6 Minst to 120.2 Minst": the largest change among the counters that the step's
+// header expects to change, else among all; "-" if nothing was counted or nothing changed.
 std::string moved_most(const fs::path& folder, const std::string& chapter, const std::string& from,
                        const StepSource& to) {
   const fs::path a = folder / fmt::format("{}.{}.ncu.csv", chapter, from),
@@ -97,7 +97,7 @@ std::string moved_most(const fs::path& folder, const std::string& chapter, const
                      value_text(*most->counter, most->b));
 }
 
-// In what the problems of several runs differ, for the titles of their columns: "B=16 N=8192".
+// The differences between the problems of several runs, for column titles: "B=16 N=8192".
 std::string difference(const json& problem, const json& other) {
   std::string text;
   for (const auto& [key, name] : {std::pair("batch", "B"),
@@ -125,8 +125,8 @@ std::string indented(const TreeRow& row) {
 
 }  // namespace
 
-// The steps that were timed, as a tree: the time of one problem, or of several, how many times
-// faster than its parent, and a counter that moved.
+// The timed steps as a tree: the time of one problem or of several, the speedup over the parent,
+// and a counter that changed.
 std::string ladder_table(const fs::path& folder, const Words& names, const fs::path& page) {
   std::vector<json> runs;
   for (const std::string& name : names) runs.push_back(read_json(folder / (name + ".json")));
@@ -178,7 +178,7 @@ std::string ladder_table(const fs::path& folder, const Words& names, const fs::p
                      grid.markdown());
 }
 
-// All steps of a chapter, drawn as a tree.
+// All steps of a chapter as a tree drawing.
 std::string tree_figure(const std::string& chapter, const fs::path& page) {
   const std::vector<StepSource> sources = sources_of(page, chapter);
   const std::vector<TreeRow> rows = step_tree(sources, {});
@@ -186,7 +186,7 @@ std::string tree_figure(const std::string& chapter, const fs::path& page) {
       "Each step is listed below its parent. Branches (├─) come before the next step of the "
       "trunk.\n\n```text\n";
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    // A line on the left of a branch leads from its parent to what follows at the parent's depth.
+    // A line on the left of a branch leads from its parent to the next step at the parent's depth.
     for (int depth = 0; depth < rows[i].depth; ++depth) {
       const bool last = depth + 1 == rows[i].depth;
       const bool first_of_branch = i == 0 || rows[i - 1].depth < rows[i].depth ||

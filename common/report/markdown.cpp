@@ -22,11 +22,11 @@ std::string markdown(std::string_view from, int level) {
   const auto append = [](const MD_CHAR* more, MD_SIZE size, void* to) {
     static_cast<std::string*>(to)->append(more, size);
   };
-  replace_all(text, "\xef\xbf\xbd\n", "\n");  // lines that end in CR LF
+  replace_all(text, "\xef\xbf\xbd\n", "\n");  // CR LF line ends
   const unsigned flags = MD_DIALECT_GITHUB | MD_FLAG_NOHTML;
   if (md_html(text.data(), static_cast<MD_SIZE>(text.size()), append, &html, flags, 0) != 0)
     return escaped(text);
-  // Text has no tag in it any more, so that these are md4c's own.
+  // The text contains no tags any more, so these come from md4c.
   for (int n = 6; n >= 1; --n)
     for (const char* end : {"", "/"}) {
       const auto tag = [&](int of) { return fmt::format("<{}h{}>", end, of); };

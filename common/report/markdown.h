@@ -1,5 +1,5 @@
 /// \file
-/// Markdown from elsewhere as HTML: the work log of a page.
+/// Converts untrusted Markdown to HTML: the work log of a page.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace attn::report {
 
-/// GitHub's Markdown (tables, strikethrough, task lists) as HTML. HTML in the text is shown as
-/// text; headings begin at `level`.
+/// GitHub's Markdown (tables, strikethrough, task lists) as HTML. HTML in the text is escaped;
+/// headings begin at `level`.
 std::string markdown(std::string_view text, int level);
 
 }  // namespace attn::report

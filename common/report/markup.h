@@ -1,5 +1,5 @@
 /// \file
-/// Text from elsewhere inside XML and HTML.
+/// Escapes untrusted text for XML and HTML.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace attn::report {
 
-/// `text` with U+FFFD for bytes that are no UTF-8 and for control characters but line breaks and tabs: a browser and an
-/// XML parser take the rest as it is.
+/// `text` with U+FFFD for bytes that are not UTF-8 and for control characters except line breaks
+/// and tabs. Browsers and XML parsers accept the rest unchanged.
 inline std::string well_formed(std::string_view text) {
   std::string out;
   for (std::size_t i = 0; i < text.size();) {
@@ -24,7 +24,7 @@ inline std::string well_formed(std::string_view text) {
                                               : 0;
     bool good = length > 0 && (first >= 0x20 || first == '\n' || first == '\t') && first != 0x7f;
     for (std::size_t n = 1; n < length; ++n) good = good && (byte(n) & 0xc0) == 0x80;
-    // Too long a form, a surrogate, beyond the last character, or U+FFFE and U+FFFF.
+    // An overlong encoding, a surrogate, beyond the last character, or U+FFFE and U+FFFF.
     const unsigned second = byte(1);
     good = good && !(first == 0xe0 && second < 0xa0) && !(first == 0xed && second >= 0xa0) &&
            !(first == 0xf0 && second < 0x90) && !(first == 0xf4 && second >= 0x90) &&
@@ -40,7 +40,7 @@ inline std::string well_formed(std::string_view text) {
   return out;
 }
 
-/// The same with <, >, &, quotes as entities.
+/// The same with <, >, & and quotes as entities.
 inline std::string escaped(std::string_view text) {
   std::string out;
   for (const char c : well_formed(text)) switch (c) {

@@ -1,4 +1,4 @@
-// The CSV of Nsight Compute, as ncu prints it and as shells and other programs leave it.
+// The CSV of Nsight Compute, as printed by ncu or modified by shells and other programs.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -34,8 +34,8 @@ class Reader {
  public:
   Reader(const std::string& text, const std::string& file) : text_(text), file_(file) {}
 
-  // The header: the first line that begins with the column ID. ncu's own messages, what the program
-  // printed and what profile.sh says of the run may come before it.
+  // The header: the first line that begins with the column ID. ncu's messages, the program's output
+  // and the lines of profile.sh may precede it.
   Record header(CounterFile& out) {
     std::string complaint;
     std::size_t complaint_line = 0;
@@ -96,7 +96,7 @@ class Reader {
     return c == '"' || c == ',' || (c >= '0' && c <= '9');
   }
 
-  // Appends to the last field; true if another one follows in this record.
+  // Appends to the last field; true if another field follows in this record.
   bool take_field(Record& record) {
     std::string& field = record.fields.back();
     if (at_ < text_.size() && text_[at_] == '"') {
@@ -143,8 +143,8 @@ bool all_digits(std::string_view s) {
   return std::all_of(s.begin(), s.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
-// "35,433,480,192" or "95.30"; nothing for "n/a" and the like. What another locale writes is
-// refused: "95,30" would be read as a hundred times too much, "1.250" as a thousandth.
+// Parses "35,433,480,192" or "95.30"; nothing for "n/a" and the like. Other locales are refused:
+// "95,30" would be read as a value 100 times too large, "1.250" as one 1000 times too small.
 std::optional<double> number(const std::string& original, const std::string& file,
                              std::size_t line) {
   std::string text = original;
@@ -187,9 +187,9 @@ std::optional<double> scale_of(std::string_view unit, std::string_view word) {
   return std::nullopt;
 }
 
-// From a unit of ncu to seconds, bytes, percent or a plain number: "ns", "Kbyte/block", "%",
-// "Minst". Nothing for a unit of something else: ncu scales units to the value, so that one that is
-// not known must not count as the base unit.
+// The factor from an ncu unit to seconds, bytes, percent or a plain number: "ns", "Kbyte/block",
+// "%", "Minst". Nothing for other units: ncu scales units to the value, so an unknown unit must not
+// count as the base unit.
 std::optional<double> unit_factor(std::string_view unit, Dimension dimension) {
   const auto slash = unit.find('/');
   const std::string_view base = unit.substr(0, slash);
@@ -224,12 +224,12 @@ std::optional<double> unit_factor(std::string_view unit, Dimension dimension) {
   return std::nullopt;
 }
 
-// What a name of ncu that one of our counters goes by counts; nothing for other names.
+// The dimension of an ncu name that maps to one of our counters; nothing for other names.
 std::optional<Dimension> dimension_of(std::string_view name) {
   for (const Counter& c : all_counters())
     for (const NcuName& n : ncu_names(c.key)) {
       if (n.name != name) continue;
-      if (n.factor != 1) return Dimension::number;  // sectors that stand for bytes
+      if (n.factor != 1) return Dimension::number;  // sectors converted to bytes
       return c.unit == "s"      ? Dimension::time
              : c.unit == "byte" ? Dimension::bytes
              : c.unit == "%"    ? Dimension::percent
@@ -238,11 +238,11 @@ std::optional<Dimension> dimension_of(std::string_view name) {
   return std::nullopt;
 }
 
-// A launch while its rows are read.
+// A launch whose rows are being read.
 struct Launch {
   KernelCounters kernel;
   std::map<std::string, double> by_name;      // in base units, by ncu's name
-  std::map<std::string, std::string> places;  // sections that a name stood in, for twice the same
+  std::map<std::string, std::string> places;  // sections that show a name
 };
 
 class Columns {
@@ -273,7 +273,7 @@ class Export {
     columns_.at("Kernel Name");
     columns_.find("Metric Name") ? read_details() : read_raw();
     for (Launch& l : launches_) {
-      // What stands under ncu's names, in base units, becomes what this suite calls it.
+      // Maps ncu's names, in base units, to the counters of this suite.
       for (const Counter& c : all_counters())
         for (const NcuName& n : ncu_names(c.key))
           if (const auto found = l.by_name.find(std::string(n.name)); found != l.by_name.end()) {
@@ -286,8 +286,8 @@ class Export {
   }
 
  private:
-  // The next row of this export. Launches of two exports are two runs, or two steps: a sum of them
-  // would be neither's time.
+  // The next row of this export. Two exports in one file are refused: the sum of two runs or two
+  // steps would be the time of neither.
   bool next(Record& r) {
     if (!reader_.next(r)) return false;
     if (r.fields[0] == "ID")
@@ -303,8 +303,8 @@ class Export {
     return at ? r.fields[*at] : "";
   }
 
-  // The launch that a row is of. Processes count their launches on their own, and their rows may be
-  // mixed.
+  // The launch of a row. Processes number their launches independently, and their rows may be
+  // interleaved.
   Launch& launch_of(const Record& r) {
     const std::string& id = r.fields[columns_.at("ID")];
     if (id.empty() || !all_digits(id))
@@ -336,11 +336,11 @@ class Export {
     return launches_[found->second];
   }
 
-  // `section` tells a counter that several sections show from one that was counted twice.
+  // `section` distinguishes a counter shown in several sections from one that was counted twice.
   void take(Launch& l, const std::string& name, const std::string& unit, const std::string& value,
             const std::string& section, std::size_t line) {
     const auto dimension = dimension_of(name);
-    if (!dimension) return;  // there are texts among the others
+    if (!dimension) return;  // some values are texts
     const auto x = number(value, file_, line);
     if (!x && *dimension == Dimension::time)
       fail(file_, line, fmt::format("{} of this launch is '{}': it has no time", name, value));
@@ -358,19 +358,19 @@ class Export {
     places += "\n" + section + "\n";
   }
 
-  // A line a counter.
+  // One line per counter.
   void read_details() {
     for (const char* column : {"ID", "Metric Name", "Metric Unit", "Metric Value"})
       columns_.at(column);
     for (Record r; next(r);) {
       Launch& l = launch_of(r);
-      // Without a name it is advice, not a counter.
+      // A row without a metric name is advice, not a counter.
       take(l, field(r, "Metric Name"), field(r, "Metric Unit"), field(r, "Metric Value"),
            field(r, "Section Name"), r.line);
     }
   }
 
-  // A line a kernel, a column a counter; the line below the header holds the units.
+  // One line per kernel, one column per counter; the line below the header holds the units.
   void read_raw() {
     Record units;
     if (!next(units)) return;

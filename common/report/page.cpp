@@ -66,7 +66,7 @@ constexpr const char* kQuestions[] = {
 
 constexpr std::string_view kMark = "\n<!-- sha256 ";
 
-// What follows the content: it holds the checksum, and so is not part of what is summed.
+// The part after the content. It contains the checksum, so the checksum does not cover it.
 std::string tail(const std::string& sum) {
   return fmt::format(
       "{}{} of all bytes before this line -->\n<footer class=\"soft\"><p>Checksum (SHA-256): "
@@ -224,7 +224,7 @@ std::string comparison(const Diff& d) {
   return out + table({"counter", d.a.step, d.b.step, "factor", "", "meaning"}, rows);
 }
 
-// Each step beside the one before it in its file, with the counters of the profiles that match.
+// Each step compared with the previous one in its file, with the counters of matching profiles.
 std::string comparisons(const PageInput& in) {
   std::string out;
   std::vector<bool> used(in.profiles.size());
@@ -312,7 +312,7 @@ Verification verify_page(const std::string& bytes, const std::string& file) {
   Verification v;
   v.said = printable(bytes.substr(digits, 64));
   v.found = sha256(std::string_view(bytes).substr(0, mark));
-  // Nothing else may follow the content than what page() put there.
+  // Only the text that page() writes may follow the content.
   v.intact = v.said == v.found && bytes.substr(mark) == tail(v.said);
   return v;
 }

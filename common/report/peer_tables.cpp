@@ -1,4 +1,4 @@
-// Tables of what peers.py found.
+// Tables of peers.py results.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-// A step's time is the median over the runs that took turns with the peers; 0 where it has none.
+// A step's time is the median over its runs, which alternate with the peers; 0 if it has none.
 double median_of(const json& problem, const std::string& step) {
   std::vector<double> medians;
   for (const json& run : problem.at("runs"))
@@ -27,7 +27,7 @@ double median_of(const json& problem, const std::string& step) {
   return medians[(medians.size() - 1) / 2];
 }
 
-// Files of before peers.py said it hold forward problems.
+// Files from before peers.py recorded it hold forward problems.
 std::string operation_of(const json& problem) {
   return problem.value("operation", std::string("forward"));
 }
@@ -38,8 +38,8 @@ std::string versions(const json& j) {
                      j.at("torch").get<std::string>(), j.at("cudnn").get<int>());
 }
 
-// What a kernel that only reads reached. Roofs are measured once a file; other runs have those of a
-// datasheet.
+// The rate of a read-only kernel. Roofs are measured once per file; other runs have datasheet
+// roofs.
 double measured_read(const json& file) {
   for (const json& p : file.at("problems")) {
     const json& read = p.at("runs").at(0).at("roofs").at("hbm_read");
@@ -129,7 +129,7 @@ std::string ratios_table(const fs::path& folder, const Words& words) {
                  (operation_of(p) == "forward" ? "" : operation_of(p) + " ") +
                      problem_text(p.at("problem")));
         if (steps.size() != 1) grid.add("step", "step", code(step));
-        // A refused step has its row, and no figure in it.
+        // A refused step has a row without figures.
         const double median = median_of(p, step);
         if (median > 0 && rated_by_use(s)) {
           grid.add("use", "GB/s of use", useful_rate(s, median));
@@ -146,7 +146,7 @@ std::string ratios_table(const fs::path& folder, const Words& words) {
         } else if (median > 0) {
           grid.add("TFLOP/s", "TFLOP/s", rate(s.at("flop").get<double>() / median));
         }
-        for (const json& peer : p.at("peers"))  // also one without a ratio: its column shows that
+        for (const json& peer : p.at("peers"))  // includes peers without a ratio, to show that
           if (wanted(peers, name_of(peer)))
             grid.add_column(name_of(peer), fmt::format("x {}", name_of(peer)));
         for (const json& r : p.value("ratios", json::array())) {
@@ -175,7 +175,7 @@ std::string means_table(const fs::path& folder, const Words& words) {
     Words lengths;
     std::map<std::string, std::vector<double>> ratios;  // by peer
   };
-  // by head dim, and what else is not the length
+  // by head dim and everything else except the length
   std::map<std::pair<int64_t, std::string>, Mean> means;
   Words peers;
   std::string head;
@@ -212,7 +212,7 @@ std::string means_table(const fs::path& folder, const Words& words) {
       for (const double r : found->second) logs += std::log(r);
       const auto [least, most] = std::ranges::minmax(found->second);
       const auto count = static_cast<double>(found->second.size());
-      // A length that the peer or the step cannot do is not left out without a word.
+      // Lengths that the peer or the step does not support are marked.
       grid.put(peer, fmt::format("{:.2f} ({:.2f} .. {:.2f}){}", std::exp(logs / count), least, most,
                                  found->second.size() == mean.lengths.size()
                                      ? ""

@@ -17,12 +17,12 @@ namespace fs = std::filesystem;
 constexpr const char* kSchema = "attn-profile-1";
 constexpr const char* kAccepted = "what attn_report import writes";
 
-// Two measurements of the same launches differ by clocks and by gaps between launches; a problem
-// of twice the length takes four times as long.
+// Two measurements of the same launches differ by clocks and by gaps between launches, but a
+// problem of twice the length takes four times as long.
 constexpr double kFarApart = 3;
 constexpr double kLongEnough = 1e-4;
 
-// The operation and the problem, without the seed: it changes values, not work.
+// The operation and the problem without the seed, which changes values but not work.
 std::string problem_key(std::string text) {
   if (const auto at = text.rfind(" seed="); at != text.npos) text.erase(at);
   return text;
@@ -34,7 +34,7 @@ std::string problem_key(const ResultFile& r, const StepRow& s) {
 
 std::string name_of(const fs::path& path) { return printable(path.string()); }
 
-// The step called `step`, or the only one.
+// The step named `step`, or the only one.
 const StepRow& find_step(const ResultFile& r, const std::string& step) {
   const std::string file = name_of(r.path);
   std::vector<std::string> names;
@@ -50,8 +50,7 @@ const StepRow& find_step(const ResultFile& r, const std::string& step) {
                                               fmt::join(names, ", ")));
 }
 
-// Why the export may not be of this step on this problem and GPU; empty where nothing speaks
-// against it.
+// Why the export may not belong to this step, problem and GPU; empty if nothing contradicts it.
 std::string mismatch(const StepData& run, const CounterFile& c) {
   const auto differ = [](const std::string& a, const std::string& b) {
     return !a.empty() && !b.empty() && a != b;
@@ -105,8 +104,7 @@ KernelCounters read_kernel(const Object& o) {
   k.grid = o.text("grid");
   k.block = o.text("block");
   const Object values = o.object("values");
-  // A key that is missing is as good as null: older profiles lack what was added since. One that
-  // nobody knows is a mistake.
+  // A missing key counts as null: older profiles lack newer counters. An unknown key is an error.
   for (const std::string& key : values.keys()) {
     const Counter* c = find_counter(key);
     if (!c || ncu_names(c->key).empty())
@@ -179,7 +177,7 @@ std::string import_profile(const fs::path& results, const fs::path& counters,
       {"roofs", document.at("roofs")},
       {"step", document.at("steps").at(index)},
       {"counters", to_json(counted, options.clocks.empty() ? counted.clocks : options.clocks)}};
-  // Bytes that are no UTF-8 become the replacement character, and never an exception.
+  // Bytes that are not UTF-8 become the replacement character instead of an exception.
   return profile.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
 }
 
@@ -194,7 +192,7 @@ Profile read_profile(const fs::path& path, const std::vector<ResultFile>& runs) 
     try {
       return read_profile(parse_json(import_profile(run.path, path, {}), name_of(path)), path);
     } catch (const InputError& e) {
-      why = e.what();  // the next results may be those that it belongs to
+      why = e.what();  // the next results may match
     }
   }
   throw InputError(fmt::format("{}: belongs to none of the results: {}", name_of(path), why));
@@ -245,7 +243,7 @@ std::vector<StepData> read_steps(const fs::path& path, const std::string& step) 
       return steps;
     }
   }
-  // One step a file; an export may have lost its name, and then the option gives it one.
+  // One step per file. If an export has lost its step name, the option supplies it.
   if (!step.empty() && !steps[0].step.empty() && steps[0].step != step)
     throw InputError(
         fmt::format("{}: has no step {}, but {}", file, printable(step), steps[0].step));

@@ -1,6 +1,6 @@
 /// \file
-/// Profiles: what a chapter program timed and what ncu counted, of one step, in one file (schema
-/// "attn-profile-1", docs/results_schema.md).
+/// Profiles: the times of a chapter program and the counters of ncu for one step, in one file
+/// (schema "attn-profile-1", docs/results_schema.md).
 #pragma once
 
 #include <filesystem>
@@ -13,7 +13,7 @@
 
 namespace attn::report {
 
-/// One step of one run, and its launches as ncu saw them.
+/// One step of one run, and its launches under ncu.
 struct Profile {
   ResultFile run;  ///< `steps` holds one
   CounterFile counters;
@@ -22,32 +22,31 @@ struct Profile {
 };
 
 struct ImportOptions {
-  std::string step;    ///< empty: the one that the name of the export says
-  std::string clocks;  ///< "none" or "base"; empty: what the export says, else unknown
-  bool force = false;  ///< join files that do not seem to belong together
+  std::string step;  ///< empty: from the export's name
+  std::string clocks;  ///< "none" or "base"; empty: from the export, else unknown
+  bool force = false;  ///< joins files that do not seem to match
 };
 
-/// The text of a profile. Throws InputError where one of the files cannot be read, where there is
-/// no such step, and, unless forced, where the two are of different GPUs, element types or
-/// problems.
+/// The text of a profile. Throws InputError if a file cannot be read, if there is no such step,
+/// and, unless forced, if the two files differ in GPU, element type or problem.
 std::string import_profile(const std::filesystem::path& results,
                            const std::filesystem::path& counters, const ImportOptions&);
 
-/// Throws InputError, in one line that names the file and the place in it.
+/// Throws InputError with one line that names the file and the position in it.
 Profile read_profile(const std::filesystem::path&);
 
-/// A profile, or an ncu export (`*.csv`) that is joined to those of the results that it belongs to.
+/// A profile, or an ncu export (`*.csv`) joined with the matching results.
 Profile read_profile(const std::filesystem::path&, const std::vector<ResultFile>&);
 
-/// One step as one of the three kinds of file tells it. What a file does not say is empty.
+/// One step, from any of the three file formats. Fields missing in the file are empty.
 struct StepData {
   std::string file, chapter, step;
   std::string gpu, compute_capability, dtype;
   std::string problem;       ///< operation and problem, without the seed
-  std::string clocks;        ///< what ncu did to the clocks: "none" or "base"
-  std::optional<Time> time;  ///< by the chapter program; nothing where it did not time
+  std::string clocks;  ///< clock control of ncu: "none" or "base"
+  std::optional<Time> time;  ///< from the chapter program; empty if it did not time
   std::vector<KernelCounters> kernels;
-  std::size_t processes = 1;  ///< that the kernels were launched by
+  std::size_t processes = 1;  ///< number of processes that launched the kernels
   std::optional<double> predicted_s;
 
   /// The sum over the launches under ncu.
@@ -56,8 +55,8 @@ struct StepData {
   std::string title() const;
 };
 
-/// The steps of a profile, of an ncu CSV or of a chapter's JSON; `step` picks one if not empty.
-/// Throws InputError, also where there is no such step.
+/// The steps of a profile, an ncu CSV or a chapter's JSON; `step` selects one if not empty. Throws
+/// InputError, also if there is no such step.
 std::vector<StepData> read_steps(const std::filesystem::path&, const std::string& step);
 StepData step_data(const ResultFile&, const StepRow&);
 StepData step_data(const Profile&);

@@ -31,7 +31,7 @@ std::vector<int64_t> read_lengths(const Object& o, const char* key, int64_t batc
   return lengths;
 }
 
-// Options that an operation has for itself.
+// The operation's own options.
 std::map<std::string, std::vector<double>> read_own(const Object& o) {
   std::map<std::string, std::vector<double>> own;
   for (const std::string& key : o.keys())
@@ -42,7 +42,7 @@ std::map<std::string, std::vector<double>> read_own(const Object& o) {
   return own;
 }
 
-// Of a mask a file has the name.
+// A mask of which a file records only the name.
 class RecordedMask : public KeyMask {
  public:
   explicit RecordedMask(std::string text) : text_(std::move(text)) {}
@@ -82,7 +82,7 @@ Problem read_problem(const Object& o) {
                                InputKind::outlier, InputKind::files})
     if (inputs == name(kind)) p.inputs = kind;
   p.seed = o.seed("seed");
-  // Files of before it was said: rows of scores have no head dim.
+  // In older files without this field, problems on rows of scores have no head dim.
   p.matrix = o.contains("matrix") ? o.truth("matrix") : p.head_dim == 1;
   if (o.contains("seqused_k")) p.seqused_k = read_lengths(o, "seqused_k", p.batch);
   if (o.contains("mask")) p.mask = std::make_shared<RecordedMask>(o.text("mask"));
@@ -185,7 +185,7 @@ std::string read_bytes(const std::filesystem::path& path) {
     if (std::string document = contained_document(path); !document.empty()) return document;
   std::ifstream stream(path, std::ios::binary);
   std::string bytes;
-  // A folder opens like a file and fails at the first read.
+  // A folder can be opened like a file, but the first read fails.
   std::error_code ignored;
   if (stream && !std::filesystem::is_directory(path, ignored))
     bytes.assign(std::istreambuf_iterator<char>(stream), {});

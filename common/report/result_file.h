@@ -34,33 +34,33 @@ struct PhaseRow {
 /// The check of one tensor.
 struct VerdictRow {
   std::string tensor, failure;
-  std::vector<std::string> shape;  ///< of a failure, in lines; files of before lack it
+  std::vector<std::string> shape;  ///< of a failure, in lines; absent in older files
   bool pass = false;
   int64_t rows_checked = 0;
-  std::optional<double> worst_row_error, bound;  ///< nothing where not finite
+  std::optional<double> worst_row_error, bound;  ///< empty if not finite
 };
 
-/// A rate that was measured, or that the vendor states.
+/// A rate, measured or from a datasheet.
 struct RoofRow {
-  std::string name;  ///< as in the file: "hbm_copy", "tensor_bf16", ...
+  std::string name;  ///< key in the file: "hbm_copy", "tensor_bf16", ...
   double per_second = 0;
   std::string source;  ///< "measured" or "datasheet"
 };
 
-/// What happened to one step, as attn::StepResult says it.
+/// The result of a step, as in attn::StepResult.
 struct StepRow {
   std::string name, operation;
   std::string outcome;  ///< pass, fail, unchecked, unsupported or error
   std::string reason;   ///< of a failure, a refusal or an error
   std::string binding;  ///< the roof that binds
-  std::optional<double> median_s;       ///< nothing where nothing was measured
+  std::optional<double> median_s;  ///< empty if not measured
   std::optional<Time> time;
   std::optional<double> share_of_roof;  ///< predicted over measured time
   double flop = 0, modelled_bytes = 0, predicted_s = 0;
-  std::optional<double> memory_bytes;  ///< that it needs on the device; files of before lack it
+  std::optional<double> memory_bytes;  ///< device memory needed; absent in older files
   std::vector<PhaseRow> phases;
   std::vector<VerdictRow> verdicts;
-  /// Of a failure: "passes without --causal; fails with one head". Files of before lack it.
+  /// For a failure: "passes without --causal; fails with one head". Absent in older files.
   std::string varied;
 };
 
@@ -72,20 +72,21 @@ struct ResultFile {
   std::string gpu;  ///< "NVIDIA H200"; empty where emulated
   std::string compute_capability;  ///< "9.0"; empty where emulated
   int cuda_driver = 0, cuda_runtime = 0;
-  std::string roofs_of;  ///< whose roofs the predictions use
+  std::string roofs_of;  ///< GPU whose roofs the predictions use
   std::vector<RoofRow> roofs;
   Problem problem;
   std::vector<StepRow> steps;
 };
 
-/// Reads one file. Throws InputError, in one line that names the file, where it cannot be read or
-/// is not what a chapter program writes. Text in the result holds no control characters.
+/// Reads a file. Throws InputError with one line that names the file if it cannot be read or was
+/// not written by a chapter program. Text in the result contains no control characters.
 ResultFile read_result_file(const std::filesystem::path& path);
 
-/// Its problem in words: rows and columns, or a problem of attention.
+/// Describes its problem: rows and columns, or an attention problem.
 std::string problem_text(const ResultFile&);
 
-/// The parts of that file which a profile (report/profile.h) has too: all but `steps`, and a step.
+/// The fields of that file that a profile (report/profile.h) shares: all except `steps`, and a
+/// step.
 ResultFile read_run(const Object&, const std::filesystem::path&);
 StepRow read_step(const Object&);
 

@@ -1,4 +1,4 @@
-// Tables of what the chapter programs found.
+// Tables of chapter program results.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,7 +26,8 @@ std::string roofs_text(const json& roofs) {
       tera("hbm_copy"), tera("fp32"), tera("tensor_bf16"), tera("exp"));
 }
 
-// What all columns of a table of lengths share: "softmax bf16", "forward d=128 bf16 causal".
+// The common part of all columns of a table of lengths: "softmax bf16", "forward d=128 bf16
+// causal".
 std::string without_lengths(const json& j) {
   const json& p = j.at("problem");
   std::string type = p.at("dtype").get<std::string>();
@@ -47,7 +48,7 @@ std::string quartiles(const json& time) {
                      milliseconds(time.at("q3_s").get<double>()));
 }
 
-// The bytes that a step's model counts, a second.
+// The modelled bytes of a step per second.
 double bytes_per_s(const json& step) {
   return step.at("modelled_bytes").get<double>() / step.at("time").at("median_s").get<double>();
 }
@@ -56,7 +57,7 @@ std::string share_of_copy(const json& step, const json& roofs) {
   return copy > 0 ? fmt::format("{:.1f}", 100 * bytes_per_s(step) / copy) : "n/a";
 }
 
-// "\nAbove 100 % of the tensor roof: the clock: ..." for each roof that some share is above of.
+// Adds "\nAbove 100 % of the tensor roof: the clock: ..." for each roof that a share exceeds.
 class AboveRoof {
  public:
   void add(double share, const std::string& binding) {
@@ -134,7 +135,7 @@ std::string phases_table(const fs::path& path) {
 }
 
 namespace {
-// The phase of a word phase=NAME, which it takes out; "" where there is none.
+// Removes a word phase=NAME and returns NAME; "" if there is none.
 std::string take_phase(Words& words) {
   constexpr std::string_view kPhase = "phase=";
   const auto word = std::find_if(words.begin(), words.end(),
@@ -144,7 +145,7 @@ std::string take_phase(Words& words) {
   words.erase(word);
   return phase;
 }
-// Median of a step, or of a phase of it; nothing where it was not timed.
+// Median of a step, or of one of its phases; nothing if it was not timed.
 std::optional<double> seconds_of(const json& step, const std::string& phase) {
   if (step.at("time").is_null()) return std::nullopt;
   if (phase.empty()) return step.at("time").at("median_s").get<double>();
@@ -155,12 +156,12 @@ std::optional<double> seconds_of(const json& step, const std::string& phase) {
 }
 }  // namespace
 
-// A row a step, a column a file. With phase=NAME of that phase alone: all of the step's operations
-// over its time.
+// One row per step, one column per file. With phase=NAME only that phase: all of the step's
+// operations over its time.
 std::string lengths_table(const fs::path& folder, Words names) {
   const std::string phase = take_phase(names);
   std::vector<std::string> steps;
-  // title, cell of a step
+  // title, cells by step
   std::vector<std::pair<std::string, std::map<std::string, std::string>>> columns;
   std::string device, problem;
   bool bytes = false, use = false;
@@ -176,7 +177,7 @@ std::string lengths_table(const fs::path& folder, Words names) {
         std::map<std::string, std::string>());
     for (const json& s : j.at("steps")) {
       const std::optional<double> seconds = seconds_of(s, phase);
-      // A step without operations has no rate of a phase.
+      // A step without operations has no rate for a phase.
       if (!seconds || (!phase.empty() && rated_in_bytes(s))) continue;
       const std::string step = name_of(s);
       if (std::find(steps.begin(), steps.end(), step) == steps.end()) steps.push_back(step);
@@ -196,7 +197,7 @@ std::string lengths_table(const fs::path& folder, Words names) {
                                  fmt::join(names, ", "), phase));
   Grid grid;
   grid.add_column("step", use ? "GB/s of use (% of read)" : bytes ? "GB/s (% of copy)" : "TFLOP/s");
-  // Two files of one length stay two columns.
+  // Two files of the same length are separate columns.
   for (std::size_t n = 0; n < columns.size(); ++n)
     grid.add_column(std::to_string(n), columns[n].first);
   for (const std::string& step : steps) {
@@ -214,7 +215,7 @@ std::string lengths_table(const fs::path& folder, Words names) {
       grid.markdown());
 }
 
-// A row a problem and step: what a feature costs.
+// One row per problem and step: the cost of a feature.
 std::string problems_table(const fs::path& folder, const Words& names) {
   Grid grid;
   std::string device, operation;
@@ -242,8 +243,8 @@ std::string problems_table(const fs::path& folder, const Words& names) {
   return fmt::format("{}, {}.\n\n{}", device, operation, grid.markdown());
 }
 
-// A row a step and tensor: how far outputs are from those of the originals, where inputs are stored
-// in fewer bits.
+// One row per step and tensor: the distance of outputs from those of the original inputs, for
+// inputs stored in fewer bits.
 std::string accuracy_table(const fs::path& folder, const Words& names) {
   Grid grid;
   for (const std::string& name : names) {
@@ -328,7 +329,7 @@ std::string chapters_table(const fs::path& folder, const Words& specs) {
   return fmt::format("Medians on an {}.\n\n{}", device, grid.markdown());
 }
 
-// A row a length, a column a step of a chapter.
+// One row per length, one column per step of a chapter.
 std::string memory_table(const fs::path& folder, const Words& names) {
   std::map<int64_t, std::map<std::string, std::string>> lengths;
   Words steps;
@@ -343,7 +344,7 @@ std::string memory_table(const fs::path& folder, const Words& names) {
     if (p.contains("varlen_q"))
       throw InputError(fmt::format("table memory: {} is of several lengths, must be of one", name));
     const int64_t length = p.at("seqlen_k").get<int64_t>();
-    p["seqlen_q"] = p["seqlen_k"] = 0;  // all but the length must be the same
+    p["seqlen_q"] = p["seqlen_k"] = 0;  // everything except the length must match
     const std::string rest = fmt::format("{}: {}", operation_of(j), problem_text(p));
     if (problem.empty()) problem = rest;
     if (rest != problem)
@@ -356,9 +357,9 @@ std::string memory_table(const fs::path& folder, const Words& names) {
           fmt::format("{} {}", j.at("chapter").get<std::string>(), code(name_of(s)));
       if (std::find(steps.begin(), steps.end(), step) == steps.end()) steps.push_back(step);
       const json need = s.value("memory_bytes", json(nullptr));
-      // As make_plan() of the chapter program decides: what does not fit is refused.
+      // As make_plan() of the chapter program decides: a problem that does not fit is refused.
       lengths[length][step] =
-          !s.contains("memory_bytes") ? "n/a"  // of before programs said it
+          !s.contains("memory_bytes") ? "n/a"  // older programs did not record it
           : need.is_null()            ? "refused"
                                       : fmt::format("{:.2f}{}", need.get<double>() / (1 << 30),
                                        free > 0 && need.get<double>() > free ? " (refused)" : "");

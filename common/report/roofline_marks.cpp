@@ -10,9 +10,9 @@
 namespace attn::report {
 namespace {
 
-constexpr std::size_t kMaxLabels = 16;  // more are numbers, with a key below
+constexpr std::size_t kMaxLabels = 16;  // more are numbered, with a key below
 
-// The colours of the other figures of docs/figures.
+// The colours of the figures in docs/figures.
 constexpr const char* kStyle = R"(  <style>
     .bg { fill: #ffffff; stroke: #d9dfe5; } .plot { fill: none; stroke: #8496a9; }
     text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
@@ -70,7 +70,7 @@ std::string text(const Marker& m, bool several_runs) {
   return fmt::format("{}: {} to {}", all, one_unit ? least.substr(0, blank) : least, most);
 }
 
-// Steps at the same place share a marker and a label; measurements of two runs do not.
+// Steps at the same position share a marker and a label; measurements of two runs do not.
 void mark(std::vector<Marker>& markers, double x, double y, bool filled, const Point& p,
           double rate) {
   for (Marker& m : markers)
@@ -83,7 +83,7 @@ void mark(std::vector<Marker>& markers, double x, double y, bool filled, const P
   markers.push_back({x, y, {{p.file, {p.name}}}, rate, rate, filled});
 }
 
-// Few labels, none over another, over a marker or over a roof's label.
+// Few labels, none of which covers another label, a marker or a roof's label.
 bool readable(const std::vector<Label>& labels, const Box& plot,
               const std::vector<Box>& obstacles) {
   if (labels.size() > kMaxLabels) return false;
@@ -97,7 +97,7 @@ bool readable(const std::vector<Label>& labels, const Box& plot,
   return true;
 }
 
-// Broken at blanks into lines of at most `most` characters; later lines are indented.
+// Breaks a text at blanks into lines of at most `most` characters; later lines are indented.
 std::vector<std::string> wrapped(std::string text, std::size_t most) {
   std::vector<std::string> lines;
   while (text.size() > most) {

@@ -1,6 +1,6 @@
 /// \file
-/// Markers of the roofline picture and their labels: which steps share one, what it says, and
-/// whether all labels can be read.
+/// Markers of the roofline chart and their labels: which steps share a marker, the text of the
+/// label, and whether all labels are readable.
 #pragma once
 
 #include <map>
@@ -19,7 +19,7 @@ struct Point {
   double intensity = 0, predicted = 0, measured = 0;  ///< measured 0: not measured
 };
 
-/// Steps at one place of the picture.
+/// Steps at one position of the chart.
 struct Marker {
   double x, y;
   std::map<std::size_t, std::vector<std::string>> names;  ///< by file
@@ -27,29 +27,29 @@ struct Marker {
   bool filled;                                            ///< measured
 };
 
-/// The style element of the picture, for light and dark pages.
+/// The style element of the chart, for light and dark pages.
 const char* roofline_style();
 
 /// "801 TFLOP/s", "2.13 Pop/s".
 std::string rate_text(double rate, std::string_view unit);
 
-/// Runs of the same steps are told apart by a letter: "A".
+/// Letter that distinguishes runs of the same steps: "A".
 std::string roofline_run(std::size_t file);
 
-/// Adds a step to `markers`. Steps at the same place share a marker; measurements of two runs do
+/// Adds a step to `markers`. Steps at the same position share a marker; measurements of two runs do
 /// not.
 void mark(std::vector<Marker>& markers, double x, double y, bool filled, const Point&, double rate);
 
 /// The label: "v1, v2: 346 to 349 TFLOP/s", "v1 A, v1 B: at most 494 TFLOP/s".
 std::string text(const Marker&, bool several_runs);
 
-/// Few labels inside of `plot`, none over another or over an obstacle.
+/// Whether there are few labels, all inside `plot`, none of which covers another or an obstacle.
 bool readable(const std::vector<Label>&, const Box& plot, const std::vector<Box>& obstacles);
 
-/// Broken at blanks into lines of at most `most` characters; later lines are indented.
+/// Breaks a text at blanks into lines of at most `most` characters; later lines are indented.
 std::vector<std::string> wrapped(std::string text, std::size_t most);
 
-/// The end of `text`, after "..." where it is longer than `most` characters.
+/// The end of `text`, after "..." if it is longer than `most` characters.
 std::string tail(const std::string& text, std::size_t most);
 
 }  // namespace attn::report

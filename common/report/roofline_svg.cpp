@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kWidth = 960, kHeight = 640;
 constexpr Box kPlot{96, 92, 936, 572};
-constexpr double kCharacter = 7.3;  // of the 13 pixel font, on average
+constexpr double kCharacter = 7.3;  // average width in the 13 pixel font
 
 struct FlatRoof {
   double rate;
@@ -65,7 +65,7 @@ class Picture {
       same("element type", std::string(name(first.problem.dtype)),
            std::string(name(f.problem.dtype)));
       same("operation", first.operation, f.operation);
-      // Points of several problems lie on top of each other: one picture a problem.
+      // Points of different problems would coincide: one chart per problem.
       same("problem", shape(first), shape(f));
     }
   }
@@ -94,8 +94,8 @@ class Picture {
                                    printable(files_[0].path.string())));
   }
 
-  // One exponential a score is what no algorithm can do without, even if a step computes it twice.
-  // A score is 4 d operations forward and 2.5 times that backward, by the field's convention.
+  // Every algorithm needs at least one exponential per score, even if a step computes it twice. By
+  // convention a score is 4 d operations forward, and 2.5 times that backward.
   static double operations_per_exp(const ResultFile& f, double of_the_step) {
     const double d = static_cast<double>(f.problem.head_dim);
     return f.problem.matrix ? of_the_step : f.operation == "backward" ? 10 * d : 4 * d;
@@ -107,7 +107,7 @@ class Picture {
     return nullptr;
   }
 
-  // ", measured" where the roofs are not all of one source; else the head says it.
+  // ", measured" if the roofs have different sources; else the title names the source.
   std::string source_text(const RoofRow& r) const {
     const auto& all = files_[0].roofs;
     const bool one =
@@ -155,7 +155,7 @@ class Picture {
       low = std::min(low, f.rate);
       right = std::max(right, f.rate / bandwidth);  // the corner
     }
-    // No GPU is beyond these, and axes of hundreds of decades would show nothing.
+    // No GPU exceeds these limits, and axes of hundreds of decades would be useless.
     if (!(left >= 1e-9 && right <= 1e12 && low >= 1 && high <= 1e24))
       throw InputError(fmt::format(
           "{}: its rates ({:.3g} to {:.3g} operations/s at {:.3g} to {:.3g} operations a "
@@ -225,7 +225,7 @@ class Picture {
   std::string run_of(const Point& p) const {
     return several_runs_ ? " " + roofline_run(p.file) : "";
   }
-  // Decades, and 2 and 5 of each where the axis is short.
+  // Decades, and 2 and 5 of each if the axis is short.
   static std::vector<double> ticks(double from, double to) {
     std::vector<double> all;
     for (int decade = static_cast<int>(std::floor(from)); decade <= std::ceil(to); ++decade)
@@ -277,7 +277,7 @@ class Picture {
     line(s, dashed ? "roof dash" : "roof");
     lines_.push_back(s);
     const double angle = std::atan2(s.y2 - s.y1, s.x2 - s.x1);
-    // The label lies along the line, from a tenth of it.
+    // The label follows the line, starting at a tenth of it.
     const double x = s.x1 + 0.06 * (s.x2 - s.x1), y = s.y1 + 0.06 * (s.y2 - s.y1);
     const double away = above ? -7 : 16;
     const double tx = x - away * std::sin(angle), ty = y + away * std::cos(angle);
@@ -285,7 +285,7 @@ class Picture {
         "{1:.1f})\">"
         "{3}</text>",
         tx, ty, angle * 180 / std::numbers::pi, escaped(label));
-    // Small boxes along it keep other labels away.
+    // Small boxes along the line keep other labels away.
     for (double t = 0; t < kCharacter * static_cast<double>(label.size()); t += 8) {
       const double bx = tx + t * std::cos(angle), by = ty + t * std::sin(angle);
       obstacles_.push_back({bx - 8, by - 10, bx + 8, by + 8});
@@ -309,7 +309,7 @@ class Picture {
       const Segment s{std::max(kPlot.left, px(f.rate / hbm.per_second)), y, kPlot.right, y};
       line(s, f.dashed ? "roof dash" : "roof");
       lines_.push_back(s);
-      // Above its line, or below where the next roof up leaves no room.
+      // Above its line, or below if the next higher roof leaves no room.
       const double base = y - above < 24 ? y + 17 : y - 7;
       above = y;
       const double width = kCharacter * static_cast<double>(f.label.size());
@@ -324,7 +324,7 @@ class Picture {
   void draw_points() {
     std::vector<Marker> markers;
     const Point* previous = nullptr;
-    std::map<std::string, const Point*> runs;  // the run before of a step
+    std::map<std::string, const Point*> runs;  // previous run of a step
     for (const Point& p : points_) {
       const double x = px(p.intensity), yp = py(p.predicted);
       mark(markers, x, yp, false, p, p.predicted);
@@ -337,10 +337,10 @@ class Picture {
       if (from) arrow({px(from->intensity), py(from->measured), x, ym});
       from = &p;
     }
-    // What was measured gets the better places.
+    // Measured points get the better label positions.
     std::stable_sort(markers.begin(), markers.end(),
                      [](auto& a, auto& b) { return a.filled > b.filled; });
-    // A dot inside a ring is both: what was measured is what was predicted.
+    // A dot inside a ring: measured and predicted values coincide.
     for (const bool filled : {false, true})
       for (const Marker& m : markers)
         if (m.filled == filled)
@@ -379,7 +379,7 @@ class Picture {
     return labels;
   }
 
-  // Below the plot, what each number stands for: one column, or two where all texts are short.
+  // The key below the plot that explains each number: one column, or two if all texts are short.
   void key(const std::vector<std::string>& texts) {
     std::vector<std::vector<std::string>> entries;
     std::size_t lines = 0;
@@ -402,7 +402,7 @@ class Picture {
     height_ = kHeight + 20 + 19 * static_cast<double>(column);
   }
 
-  // From one marker to the next, ending where the marker begins.
+  // From one marker to the next, ending at the marker's edge.
   void arrow(Segment s) {
     const double length = std::hypot(s.x2 - s.x1, s.y2 - s.y1);
     if (length < 20) return;
@@ -421,7 +421,7 @@ class Picture {
   double x0_ = 0, x1_ = 1, y0_ = 0, y1_ = 1;  // log10
   std::vector<Box> obstacles_;
   std::vector<Segment> lines_;
-  bool several_runs_ = false;  // a step name stands in several files
+  bool several_runs_ = false;  // a step name occurs in several files
   double height_ = kHeight;
   RooflineSvg out_;
 };

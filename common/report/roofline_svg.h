@@ -1,5 +1,5 @@
 /// \file
-/// The roofline as a picture: docs/roofline.md says how to read it.
+/// The roofline chart; docs/roofline.md explains how to read it.
 #pragma once
 
 #include <string>
@@ -15,12 +15,13 @@ struct RooflineSvg {
   std::vector<Box> labels;  ///< of markers and of flat roofs, for tests
 };
 
-/// Log-log: attention operations a second over operations a byte of modelled HBM traffic. Roofs of
-/// the first file; hollow markers where a step is predicted, filled ones where it was measured,
-/// arrows from one measured step to the next. Where files hold steps of the same name, each file is
-/// a run with a letter (before, after), and arrows lead from a step's run to its next. More labels
-/// than fit are numbers, with a key below the plot. Throws InputError where the files are of
-/// different GPUs, operations or problems, or hold nothing to draw. `id` begins every id inside.
+/// Log-log: attention operations per second against operations per byte of modelled HBM traffic.
+/// Shows the roofs of the first file; hollow markers for predictions, filled markers for
+/// measurements, and arrows from each measured step to the next. If files hold steps of the same
+/// name, each file is a run with a letter (before, after), and arrows connect the runs of a step.
+/// If there are too many labels, points are numbered, with a key below the plot. Throws InputError
+/// if the files differ in GPU, operation or problem, or contain nothing to draw. `id` is the prefix
+/// of every id in the SVG.
 RooflineSvg roofline_svg(const std::vector<ResultFile>&, const std::string& id = "roofline");
 
 }  // namespace attn::report

@@ -1,5 +1,5 @@
 /// \file
-/// SHA-256 (FIPS 180-4), for checksums over pages.
+/// SHA-256 (FIPS 180-4), for page checksums.
 #pragma once
 
 #include <string>

@@ -22,7 +22,7 @@ std::string short_list(const std::vector<std::string>& names) {
     if (next && ranges.back().last + 1 == n)
       ranges.back().last = n;
     else if (next && ranges.back().last >= n)
-      return fmt::format("{}", fmt::join(names, ", "));  // of two chapters
+      return fmt::format("{}", fmt::join(names, ", "));  // from two chapters
     else
       ranges.push_back({name[0], n, n});
   }

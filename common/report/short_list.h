@@ -1,5 +1,5 @@
 /// \file
-/// Names of steps in little room.
+/// Abbreviated lists of step names.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace attn::report {
 
-/// One name as it is; of several the numbers: "v1 to v4, v6" for v1_global, v2_coalesced ... All
-/// names in full where they are no steps' or not in order, as those of two chapters are.
+/// A single name as it is; several as numbers: "v1 to v4, v6" for v1_global, v2_coalesced ... All
+/// names in full if they are not step names or not in order, as with two chapters.
 std::string short_list(const std::vector<std::string>& names);
 
 }  // namespace attn::report

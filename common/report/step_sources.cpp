@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The paragraphs of the comment at the top of a step file, by keyword: "parent", "expect".
+// The fields of the comment at the top of a step file, by keyword: "parent", "expect".
 std::map<std::string, std::string> header_of(const fs::path& path) {
   static const std::regex kParagraph("// ([a-z]+)  +(.*)"), kMore("//  +(.*)");
   std::map<std::string, std::string> header;
@@ -30,7 +30,7 @@ std::map<std::string, std::string> header_of(const fs::path& path) {
 
 bool word_character(char c) { return c == '_' || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); }
 
-// Is `word` in `text`, not as a part of a longer word?
+// Whether `text` contains `word` as a whole word.
 bool has_word(const std::string& text, std::string_view word) {
   for (std::size_t at = 0; (at = text.find(word, at)) != text.npos; ++at) {
     const std::size_t end = at + word.size();
@@ -84,8 +84,8 @@ std::vector<TreeRow> step_tree(const std::vector<StepSource>& steps,
   const auto is_wanted = [&](const std::string& name) {
     return wanted.empty() || std::find(wanted.begin(), wanted.end(), name) != wanted.end();
   };
-  // "" holds the roots. A header that made a cycle would leave its steps out: as many steps as
-  // there are bound the way up.
+  // The key "" holds the roots. Bounding the depth by the number of steps keeps a cycle among
+  // headers from losing steps.
   std::map<std::string, std::vector<const StepSource*>> children;
   for (const StepSource& s : steps) {
     if (!is_wanted(s.name)) continue;
@@ -117,7 +117,7 @@ std::vector<TreeRow> step_tree(const std::vector<StepSource>& steps,
 
 bool expects(const StepSource& s, const Counter& c) {
   for (const NcuName& n : ncu_names(c.key)) {
-    // "dram__bytes_read.sum" as such, or without its ending: "..._stalled_long_scoreboard..."
+    // "dram__bytes_read.sum" in full, or without its ending: "..._stalled_long_scoreboard..."
     std::string base(n.name.substr(0, n.name.find('.')));
     if (has_word(s.expect, base)) return true;
     if (const auto per = base.find("_per_issue_active"); per != base.npos)

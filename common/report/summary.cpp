@@ -16,7 +16,7 @@ struct Column {
   std::vector<std::string> cells;
 };
 
-// A heading, where there is one, stands above its row.
+// A heading, if there is one, is placed above its row.
 std::string table_text(const std::vector<Column>& columns,
                        const std::vector<std::string>& headings) {
   std::vector<std::size_t> widths;

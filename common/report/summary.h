@@ -1,5 +1,5 @@
 /// \file
-/// The table of `attn_report summary`: one row a step, of several runs.
+/// The table of `attn_report summary`: one row per step, for several runs.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 
 namespace attn::report {
 
-/// Chapter, step, operation, verdict, time, share of the roof that binds; device and problem above
-/// the table where all rows have the same. A step that was not timed has the least time that its
-/// model allows and the roof that binds, and a line says on which GPU.
+/// Chapter, step, operation, verdict, time, share of the binding roof; device and problem appear
+/// above the table if they are the same for all rows. For a step that was not timed: the lower
+/// bound of its model and the binding roof, and a line with the GPU.
 std::string summary_text(const std::vector<ResultFile>&);
 
 }  // namespace attn::report

@@ -10,36 +10,36 @@ namespace attn::report {
 
 using Words = std::vector<std::string>;
 
-// Of results of chapter programs: result_tables.cpp.
+// From results of chapter programs: result_tables.cpp.
 std::string steps_table(const std::filesystem::path&);
 std::string phases_table(const std::filesystem::path&);
 std::string lengths_table(const std::filesystem::path& folder, Words names);
 std::string problems_table(const std::filesystem::path& folder, const Words& names);
 std::string accuracy_table(const std::filesystem::path& folder, const Words& names);
-/// Words like "01_naive|Paper|A_sentence=DOCUMENT:FIRST:LAST", blanks as underscores: a row per
+/// Words like "01_naive|Paper|A_sentence=DOCUMENT:FIRST:LAST", underscores for blanks: a row per
 /// chapter with the times of its first and its last step on one problem.
 std::string chapters_table(const std::filesystem::path& folder, const Words& specs);
-/// The names of their documents, each once.
+/// The names of their documents, without duplicates.
 Words chapter_files(const Words& specs);
 std::string memory_table(const std::filesystem::path& folder, const Words& names);
 
-// Of results, exports and the step files of the chapter that `page` is of: ladder.cpp.
+// From results, exports and the step files of the chapter of `page`: ladder.cpp.
 std::string ladder_table(const std::filesystem::path& folder, const Words& names,
                          const std::filesystem::path& page);
 std::string tree_figure(const std::string& chapter, const std::filesystem::path& page);
 
-// Of what peers.py wrote: peer_tables.cpp.
+// From documents of peers.py: peer_tables.cpp.
 std::string peers_table(const std::filesystem::path&);
 std::string ratios_table(const std::filesystem::path& folder, const Words& names);
 std::string means_table(const std::filesystem::path& folder, const Words& names);
 
-// Of what peers.py and others (others.*.json) measured: headlines.cpp.
+// From documents of peers.py and third parties (others.*.json): headlines.cpp.
 std::string others_table(const std::filesystem::path& folder, const Words& names);
 std::string headline_table(const std::filesystem::path& folder, const Words& specs);
-/// The names of the files of its specs, each once.
+/// The names of the files in its specs, without duplicates.
 Words headline_files(const Words& specs);
 
-// Of ncu's exports: counter_tables.cpp.
+// From ncu exports: counter_tables.cpp.
 std::string counters_table(const std::filesystem::path& folder, const std::string& chapter);
 std::string diff_table(const std::filesystem::path& folder, const Words& names);
 std::string traffic_table(const std::filesystem::path& folder, const Words& names);

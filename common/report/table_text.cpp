@@ -74,7 +74,7 @@ std::string code(const std::string& name) { return fmt::format("`{}`", name); }
 
 namespace {
 
-// Lengths in a few words: of a varlen batch how many tokens there are, and the longest sequence.
+// A short description of lengths: for a varlen batch the number of tokens and the longest sequence.
 std::string lengths_text(const json& p) {
   const int64_t queries = p.at("seqlen_q").get<int64_t>(), keys = p.at("seqlen_k").get<int64_t>();
   if (p.contains("seqused_k")) {

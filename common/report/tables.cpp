@@ -16,8 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Names that end in * stand for all files that begin so, the short names first: n1024 comes before
-// n16384.
+// Expands names that end in * to all files with that prefix, shorter names first: n1024 comes
+// before n16384.
 Words expand(const fs::path& folder, const Words& words) {
   Words all;
   for (const std::string& word : words) {
@@ -68,7 +68,7 @@ std::string table(const Words& words, const fs::path& reports, const fs::path& p
       kind));
 }
 
-// The documents that a table is made of, by name: whose state is told below it.
+// The documents of a table, by name. Their state is reported below it.
 Words documents_of(const Words& words, const fs::path& reports) {
   const std::string& kind = words.at(0);
   Words names(words.begin() + 1, words.end()), documents;
@@ -92,7 +92,7 @@ Words documents_of(const Words& words, const fs::path& reports) {
   return documents;
 }
 
-// The state of these documents, a paragraph for each folder that they lie in ("../h100/NAME").
+// The state of these documents, a paragraph per folder ("../h100/NAME").
 std::string states_of(const fs::path& reports, const Words& documents, const std::string& table) {
   std::map<fs::path, Words> by_folder;
   if (documents.empty()) by_folder[""];
@@ -114,7 +114,7 @@ std::string states_of(const fs::path& reports, const Words& documents, const std
 std::string fill_tables(const std::string& page, const std::string& name, const fs::path& reports,
                         std::vector<std::string>* missing) {
   static const std::string kBegin = "<!-- table: ", kClose = " -->", kEnd = "<!-- end table -->";
-  // Else every table of a page would say that nobody measured it.
+  // Otherwise every table of a page would be reported as not measured.
   if (!fs::is_directory(reports))
     throw InputError(fmt::format("{}: no such folder", reports.string()));
   std::string out;

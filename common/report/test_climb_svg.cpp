@@ -1,4 +1,4 @@
-// The climb over chapters: points lie where their rates are, and what cannot be drawn is refused.
+// The climb chart: points lie at their rates, and invalid input is refused.
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -47,7 +47,7 @@ TEST_CASE("every timed step is a point on a logarithmic axis, libraries are line
   const ResultFile first = file("01_first", {{"v1_one", 1}, {"v2_two", 0}, {"v3_three", 0.1}});
   const ResultFile second = file("02_second", {{"v1_other", 0.01}});
   const std::string svg = climb_svg({first, second}, {{"cuDNN", 50e12}, {"flash", 49e12}});
-  // 386 is 1 TFLOP/s, 84 are 100: two decades; three points share 64 to 790.
+  // y = 386 is 1 TFLOP/s and 84 is 100: two decades; three points share x = 64 to 790.
   CHECK(has(svg, "<path class=\"curve k0\" d=\"M185.0 386.0 L427.0 235.0\"/>"));
   CHECK(has(svg, "<path class=\"curve k1\" d=\"M669.0 84.0\"/>"));
   CHECK(has(svg, "<title>v3_three: 10 TFLOP/s</title>"));

@@ -1,4 +1,4 @@
-// ncu's CSV: the committed exports, the other page, other units, and what is damaged.
+// ncu's CSV: the committed exports, the other page, other units, and damaged files.
 #include <string>
 #include <vector>
 
@@ -48,7 +48,7 @@ TEST_CASE("an export of ncu holds the launches of a step") {
   CHECK(scores.value("st_sectors_per_request").value() == Approx(32));
   CHECK(scores.value("hbm_bytes_per_s").value() == Approx((69592576. + 1051954176.) / 0.1395456));
   CHECK(scores.value("tensor_ops").value() == 0);
-  // Collected by nobody, so not 0.
+  // Not collected, so absent and not 0.
   CHECK_FALSE(scores.value("shared_wavefronts").has_value());
   CHECK_FALSE(scores.value("bank_conflict_pct").has_value());
   CHECK_FALSE(scores.value("stall_barrier").has_value());

@@ -1,4 +1,4 @@
-// Time over density: points lie where their shares are, and what cannot be drawn is refused.
+// Time against density: points lie at their shares, and invalid input is refused.
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -42,7 +42,7 @@ TEST_CASE("a curve of time over density: shares of its densest run, rates beside
   const std::string svg =
       density_svg({file(64, 4e9, 4e-3), file(64, 1e9, 2e-3), file(64, 2e9, 2e-3),
                    file(128, 8e9, 1e-3), file(128, 4e9, 1e-3)});
-  // 84 to 680 are no work and all of it, 484 to 76 no time and all of it.
+  // x from 84 to 680 is no work to all of it, y from 484 to 76 no time to all of it.
   CHECK(has(svg, "<path class=\"curve k0\" d=\"M233.0 280.0 L382.0 280.0 L680.0 76.0\"/>"));
   CHECK(has(svg, "<path class=\"curve k1\" d=\"M382.0 76.0 L680.0 76.0\"/>"));
   CHECK(has(svg, ">50</text>"));   // a quarter of the work in half of the time

@@ -1,4 +1,4 @@
-// Comparisons: verdicts from quartiles, the committed exports, what moved, what is refused.
+// Comparisons: verdicts from quartiles, the committed exports, changed counters, refusals.
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -21,7 +21,7 @@ std::vector<Diff> diff(const fs::path& a, const fs::path& b, bool force = false,
   return compare_files(read_steps(a, step_a), read_steps(b, step_b), force);
 }
 
-// Refused without --force for a reason that the message names, and compared with it.
+// Refused without --force for the reason that the message names, and accepted with it.
 void check_forced(const fs::path& a, const fs::path& b, const std::string& why) {
   const std::string message = refusal_of([&] { return diff(a, b); });
   INFO(message);
@@ -44,10 +44,10 @@ TEST_CASE("a verdict comes from the quartiles") {
   CHECK(judge(a, {1.005, 0.5, 2, 20}) == Judgement::same);
   CHECK(judge(a, {0.9, 0.85, 0.99, 20}) == Judgement::ambiguous);
   CHECK(judge(a, {1.1, 1.04, 1.2, 20}) == Judgement::ambiguous);
-  // Apart, and yet within 1 %: nobody cares.
+  // Quartile ranges apart, but within 1 %: the same.
   CHECK(judge({1, 1, 1.001, 20}, {1.009, 1.008, 1.01, 20}) == Judgement::same);
   CHECK(judge({1, 1, 1.001, 20}, {1.015, 1.014, 1.016, 20}) == Judgement::slow);
-  // A single time on either side says nothing below 3 %.
+  // With a single time on either side, less than 3 % is ambiguous.
   CHECK(judge({1, 1, 1, 1}, {1.02, 1.02, 1.02, 1}) == Judgement::ambiguous);
   CHECK(judge({1, 1, 1, 20}, {0.98, 0.98, 0.98, 1}) == Judgement::ambiguous);
   CHECK(judge({1, 1, 1, 1}, {1.04, 1.04, 1.04, 1}) == Judgement::slow);
@@ -64,7 +64,7 @@ TEST_CASE("between v1_global and v2_coalesced, sectors a load are what moved") {
   CHECK(d.total[0].a.value() == Approx(71672266752. / 4320133120.));
   CHECK(d.total[0].b.value() == Approx(39460012032. / 4320133120.));
   CHECK(headline(d).find("what moved most: load sectors/request, 16.59 -> 9.13 (x 0.551)") == 0);
-  // In the kernel where the time went, too.
+  // Also in the kernel that took the time.
   REQUIRE(d.kernels.size() == 3);
   const KernelPair& output = d.kernels[2];
   CHECK(output.name == "output_kernel");
@@ -148,7 +148,7 @@ TEST_CASE("results of one chapter: two steps by name, all steps with those of an
   const auto all = diff(kResults, kResults);
   REQUIRE(all.size() == 5);
   for (const Diff& same : all) CHECK(same.judgement == Judgement::same);
-  // One step on a side, several on the other: the one of that name.
+  // One step on one side, several on the other: the one with the same name.
   CHECK(diff(kV1, kResults).at(0).b.step == "v1_global");
   CHECK(refusal_of([&] { return diff(kResults, kResults, false, "v9", ""); }).find("no step v9") !=
         std::string::npos);
@@ -168,7 +168,7 @@ TEST_CASE("profiles bring quartiles and counters together") {
   CHECK(d.time_a.count == 20);
   CHECK(d.total.at(0).counter->key == "ld_sectors_per_request");
   CHECK(text(d).find("problem: forward B=4 Hq=16 Hkv=16 seqlen_q=2048") != std::string::npos);
-  // Like is compared with like: an export has ncu's time alone.
+  // Times of the same kind are compared: an export has only ncu's time.
   CHECK(diff(v1, kV2).at(0).time_source.find("ncu") != std::string::npos);
 }
 

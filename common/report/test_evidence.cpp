@@ -1,4 +1,4 @@
-// Keys of code, and a folder of measurements that is compared with it.
+// Code keys, and an evidence folder compared with them.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -64,7 +64,7 @@ class Project {
   void report(const std::string& name, const std::string& text) {
     std::ofstream(reports / name) << text;
   }
-  // What a program writes for two steps; a third one refuses the problem.
+  // A program's results for two steps; a third one refuses the problem.
   std::string results(int method, double median = 1.5) const {
     return fmt::format(R"({{"timing_method": {}, "operation": "forward", "steps": [
         {{"name": "v1_one", "outcome": "pass", "time": {{"median_s": {}}}}},
@@ -84,7 +84,7 @@ class Project {
     CodeKeys code(root);
     finish(reports, code, {part, "01_first"}, verdict, 3, {part + ".01_first.txt"}, kMeasured);
   }
-  // All that was edited, as one text; and all that is stale.
+  // All edits, as one text; and all stale lines.
   std::string wrong() const { return joined(edited_evidence(reports)); }
   std::string stale() const {
     CodeKeys code(root);
@@ -156,10 +156,10 @@ TEST_CASE("a key knows code from comments, words and names", "[evidence]") {
   CHECK(key_of_text(with(kKernel, "v1_one", "v9_other"), "v9_other") == key);
 
   CHECK_FALSE(same("n < 4", "n < 8"));
-  CHECK_FALSE(same("logf(", "__log2f("));  // a name that is not ours
+  CHECK_FALSE(same("logf(", "__log2f("));  // a name that is not declared here
   CHECK_FALSE(same("1 / row_sum", "1 / gX[i]"));
   CHECK_FALSE(same("fence.proxy.async", "fence.proxy.alias"));
-  CHECK_FALSE(same("n * count + i", "i * count + n"));  // two names exchanged
+  CHECK_FALSE(same("n * count + i", "i * count + n"));  // two names swapped
   CHECK_FALSE(same("row_sum +=", "row_sum -="));
   CHECK_FALSE(same("#pragma unroll", "#pragma nounroll"));
   CHECK_FALSE(same("int64_t", "int32_t"));
@@ -173,7 +173,7 @@ TEST_CASE("every step of the suite has keys of its own", "[evidence]") {
   int steps = 0;
   for (const std::string& chapter : code.chapters())
     for (const std::string& step : code.steps(chapter)) {
-      // Two steps may have the same kernel, and differ in how they launch it.
+      // Two steps may have the same kernel but different launches.
       const std::string keys = code.kernel(chapter, step) + code.launch(chapter, step);
       INFO(chapter << "/" << step << " and " << first[keys]);
       CHECK(first[keys].empty());
@@ -223,7 +223,7 @@ TEST_CASE("a launch key is of host functions, the row in the table and what both
                        code.launch("01_first", "v2_two")};
   };
   const auto before = keys();
-  // Which of kernel, v1's launch and v2's launch an edit of the table or of v1 changes.
+  // Whether an edit of the table or of v1 changes the kernel, v1's launch, and v2's launch.
   const auto changed = [&](const std::string& file, const std::string& from,
                            const std::string& to) {
     const std::string text = read_all(p.root / file);
@@ -240,14 +240,14 @@ TEST_CASE("a launch key is of host functions, the row in the table and what both
   CHECK(changed(table, "large = 1024", "large = 2048") == "--2");
   CHECK(changed(table, "two.deterministic = false", "two.deterministic = true") == "--2");
   CHECK(changed(table, "bytes + 4", "bytes + 8") == "-12");
-  CHECK(changed(table, "costs(p, 1)", "costs(p, 2)") == "---");  // a model
+  CHECK(changed(table, "costs(p, 1)", "costs(p, 2)") == "---");  // cost model
   CHECK(changed(table, "return {n}", "return {n, n}") == "---");
   CHECK(changed(table, "\"anything\"", "\"all\"") == "---");
   CHECK(changed(step, "return Status::unsupported(\"head dims 64 alone\")",
                 "return Status::success()") == "-1-");
   CHECK(changed(step, "head dims 64 alone", "only 64") == "---");
   CHECK(changed(step, "n < 4", "n < 5") == "k--");
-  // Wherever its file lies in the chapter.
+  // Wherever its file is in the chapter.
   fs::create_directories(p.root / "01_first/host");
   p.write("01_first/chapter.cpp", "");
   p.write("01_first/host/table.cpp", Project::kTable);
@@ -263,17 +263,17 @@ TEST_CASE("what is as it was measured passes, what was edited does not", "[evide
   CHECK(std::ranges::count(lines, '\n') == 3);
   p.report(file, with(lines, "\"median_s\":1.5", "\"median_s\":1.2"));
   CHECK(p.wrong() == file + ": not as it was measured\n" + file + ": 01_first.n64: was edited\n");
-  // A line that is gone is found by the checksum of the file.
+  // The checksum of the file detects a removed line.
   p.report(file, lines.substr(lines.find('\n') + 1));
   CHECK(p.wrong() == file + ": not as it was measured\n");
   p.report(file, lines);
   CHECK(p.wrong() == "");
-  // ... and a checksum that was edited by that of its line.
+  // ... and the checksum of its line detects an edited checksum.
   const std::string parts = read_all(p.reports / "parts.jsonl");
   p.report("parts.jsonl", with(parts, "\"seconds\":7", "\"seconds\":8"));
   CHECK(p.wrong() == "parts.jsonl: times 01_first: was edited\n");
   p.report("parts.jsonl", parts);
-  // Files that come and go, and parts that fail.
+  // Added and removed files, and failed parts.
   p.report("extra.json", "{}");
   CHECK(p.wrong() == "extra.json: no part has such a file\n");
   fs::remove(p.reports / "extra.json");
@@ -281,7 +281,7 @@ TEST_CASE("what is as it was measured passes, what was edited does not", "[evide
   CHECK(p.wrong() == "tests.01_first.txt: gone since it was measured\n");
   p.log("tests", "1 failed\n", "failed");
   CHECK(p.wrong() == "parts.jsonl: tests 01_first: failed\n");
-  // Keys made in another way are not compared; a damaged line is no pass.
+  // Keys of another version are not compared; a damaged line is not a pass.
   p.report(file, with(lines, "\"version\":2", "\"version\":1"));
   CHECK(has(refusal_of([&] { return p.stale(); }), "keys of version 1, this attn_report makes 2"));
   p.report(file, "0123\n");
@@ -347,18 +347,18 @@ TEST_CASE("two steps exchange their names in lines, counters and keys of logs", 
   CHECK(project.wrong() == "");
   const auto after = lines("01_first.forward.jsonl");
   REQUIRE(after.size() == 3);
-  // In the order of the ladder: the line of what is now v1_one comes first.
+  // In ladder order: the line of the step now named v1_one comes first.
   CHECK(after[0].json()["steps"][0]["name"] == "v1_one");
   CHECK(after[0].json()["steps"][0]["time"] == times[1].json()["steps"][0]["time"]);
   CHECK(after[0].json()["keys"]["kernel"]["v1_one"] == times[1].json()["keys"]["kernel"]["v2_two"]);
   CHECK(after[0].json()["keys"]["launch"]["v1_one"] == times[1].json()["keys"]["launch"]["v2_two"]);
   CHECK(after[0].json()["measured"] == times[1].json()["measured"]);
-  CHECK(after[2].text == times[2].text);  // that of v3_three, untouched
+  CHECK(after[2].text == times[2].text);  // the line of v3_three, unchanged
   const auto counters = lines("01_first.counters.csv");
   REQUIRE(counters.size() == 2);
   CHECK(counters[0].name == "01_first.v1_one");
   CHECK(counters[0].rows == "\"v1_one\",\"0\",\"kernel\"\n");
-  // The key of the log that was v1_one's is v2_two's now.
+  // The log's key of v1_one now belongs to v2_two.
   const auto key = [](const std::vector<EvidenceLine>& parts, const std::string& step) {
     for (const EvidenceLine& line : parts)
       if (line.name == "tests 01_first") return line.json()["keys"]["launch"][step];
@@ -388,7 +388,7 @@ TEST_CASE("a name that no line has, or that another step has, is refused", "[evi
   CHECK(has(refusal({{"v1_one", "v4_new"}, {"v1_one", "v5_new"}}), "v1_one: is renamed twice"));
   CHECK(has(refusal({{"v1_one", "no name"}}), "no name: is no name of a step"));
   CHECK(all() == before);
-  // New checksums would hide that this line was edited.
+  // New checksums would hide the edit of this line.
   const fs::path file = project.reports / "01_first.forward.jsonl";
   const std::string edited = with(read_all(file), "1.5", "1.4");
   project.report("01_first.forward.jsonl", edited);
@@ -418,13 +418,13 @@ TEST_CASE("a rename changes nothing but names and checksums", "[evidence]") {
   const nlohmann::json& problem = peers["problems"][0];
   CHECK(problem["peers"][0]["name"] == "01_first:v8_first");
   CHECK(problem["ratios"][0]["peer"] == "01_first:v8_first");
-  // A step of this name in another chapter keeps it.
+  // A step of the same name in another chapter keeps its name.
   CHECK(problem["ratios"][0]["step"] == "v1_one");
   CHECK(problem["runs"][0]["steps"][0]["name"] == "v1_one");
   CHECK(problem["runs"][1]["steps"][0]["name"] == "v8_first");
   CHECK(peers["options"] == "--backends flash,01_first:v8_first --seqlen 64");
   CHECK(peers["keys"]["kernel"].contains("v1_one"));
-  // There and back again: every byte is as it was.
+  // Renaming there and back restores every byte.
   rename_steps(project.reports, "01_first", {{"v8_first", "v1_one"}});
   CHECK(text_of("01_first.forward.jsonl") == times);
 }
@@ -471,7 +471,7 @@ TEST_CASE("a state says which key differs", "[evidence]") {
   p.write("common/device/spin.cu", "void spin() {}\n");
   CHECK(p.stale() == "");
   CHECK(p.state("01_first.n65") == "State: 01_first.n65 is no evidence.");
-  // What nobody recorded is unknown, and stale.
+  // A key that was not recorded is unknown, and stale.
   std::vector<EvidenceLine> lines = read_lines(p.reports / "01_first.forward.jsonl");
   for (EvidenceLine& line : lines) {
     nlohmann::json j = line.json();
@@ -532,7 +532,7 @@ TEST_CASE("what a chapter lacks is listed", "[evidence]") {
       "problems_of() { echo n64 --step $(steps_like x ^v) --seqlen 64; echo n128 --seqlen 128; }\n"
       "profiled_problem() { :; }\npeers_of() { :; }\n");
   CHECK(has(p.missing(), "01_first: problems without times: n128\n"));
-  CHECK_FALSE(has(p.stale(), "launch code"));  // its own problem is as it was
+  CHECK_FALSE(has(p.stale(), "launch code"));  // its own problem is unchanged
   p.write("common/scripts/gpu_problems.sh",
           with(read_all(p.root / "common/scripts/gpu_problems.sh"), "seqlen 64", "seqlen 65"));
   CHECK(has(p.stale(), "times 01_first: 3 of 3 lines stale: launch code has changed since"));
@@ -546,14 +546,14 @@ TEST_CASE("what is stale is measured again, and nothing else", "[evidence]") {
   CHECK(p.todo({"v2_two"}) == "");
   CHECK(p.todo({"v1_one", "v2_two"}) == "v1_one ");
   CHECK(p.todo({"v2_two", "v4_new"}) == "v4_new ");
-  // Of one step alone the others stay as they were.
+  // After a change of one step only, the others are unchanged.
   p.write("result.json", with(p.results(4, 9.5), R"("v2_two")", R"("v9_other")"));
   CodeKeys code(p.root);
   record(p.reports, code, {"times", "01_first"}, "01_first.n64", p.root / "result.json", {}, {});
   const std::string all = contained_document(p.reports / "01_first.n64.json");
   CHECK(has(all, "9.5"));
   CHECK(has(all, "v2_two"));
-  // A step that no document has may belong into any.
+  // A step without any document may belong to any.
   p.write("01_first/v3_new.cu", with(kKernel, "v1_one", "v3_new"));
   CHECK(p.todo() == "all ");
   fs::remove(p.root / "01_first/v3_new.cu");

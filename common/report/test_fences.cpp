@@ -1,4 +1,4 @@
-// Code in pages: what lies between the markers of a source, and what is refused.
+// Code in pages: the text between the markers of a source, and refusals.
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -49,7 +49,7 @@ TEST_CASE("a fence has the lines of its region, moved to the left, and a link to
         "  int b;\nint c;\n```\n<!-- end code -->\nrest\n");
   CHECK(f.fill("code: many.cu many 3-4").find("(many.cu#L4-L5)\n\n```cpp\nline3;\nline4;\n```\n") !=
         std::string::npos);
-  // Filled once more it stays as it is.
+  // Filling it again changes nothing.
   const std::string once = f.fill("code: a.cu one");
   CHECK(fill_fences(once, f.path / "page.md") == once);
 }

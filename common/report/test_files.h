@@ -1,4 +1,4 @@
-// What the tests of attn_report share: fixtures, the committed evidence, files that come and go.
+// Shared by the tests of attn_report: fixtures, the committed evidence, temporary files.
 #pragma once
 
 #include <filesystem>
@@ -16,7 +16,7 @@ inline fs::path fixture(const char* name) {
   return fs::path(ATTN_SOURCE_DIR) / "common/report/fixtures" / name;
 }
 
-// A run of chapter 01 on an H200 that stays as it is when the evidence is measured anew.
+// A fixed run of chapter 01 on an H200, independent of new measurements.
 inline fs::path recorded(const std::string& name) {
   return fs::path(ATTN_SOURCE_DIR) / "common/report/fixtures/h200" / name;
 }
@@ -30,7 +30,7 @@ inline std::string read_all(const fs::path& path) {
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 
-// A file of this process alone: CTest runs the cases of this program side by side.
+// A file of this process alone: CTest runs the cases of this program in parallel.
 class TemporaryFile {
  public:
   TemporaryFile() {
@@ -48,7 +48,7 @@ class TemporaryFile {
   fs::path folder_, path_;
 };
 
-/// The message with which `action` refuses its input, "" if it does not.
+/// The message with which `action` refuses its input, or "".
 template <class Action>
 std::string refusal_of(const Action& action) {
   try {

@@ -1,4 +1,4 @@
-// The ladder of a chapter: steps below their parents, and the counter that moved.
+// The ladder of a chapter: steps below their parents, and the counter that changed.
 #include <map>
 #include <string>
 
@@ -35,7 +35,7 @@ TEST_CASE("a ladder is a tree: each step over its parent, branches before the tr
         "v4_d\n"
         "v10_e\n"
         "```\n");
-  // Two problems: columns say in what they differ.
+  // Two problems: column titles show how they differ.
   json other = problem("bf16", 4096);
   other["batch"] = 16;
   reports.write("09_x.other", run("09_x", "forward", other, {step("v1_a", 4e11, 1, 4e-3)}));
@@ -77,7 +77,7 @@ TEST_CASE("a ladder's counter moved by 10 %, is no launch attribute, is the expe
   };
   const char* kLong = "smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio";
   const char* kShort = "smsp__average_warps_issue_stalled_short_scoreboard_per_issue_active.ratio";
-  // Noise, and what the launch fixes.
+  // Noise, and counters fixed by the launch.
   counted("v1_a", {{"gpu__time_duration.sum", 2e6},
                    {kLong, 0.30},
                    {kShort, 0.05},

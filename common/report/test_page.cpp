@@ -1,4 +1,4 @@
-// The page: its parts, text from elsewhere, its checksum.
+// The HTML page: its parts, untrusted text, its checksum.
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -53,12 +53,12 @@ TEST_CASE("a page holds its parts and needs nothing else") {
     INFO(part);
     CHECK(has(text, part));
   }
-  // No step without a profile shows counters.
+  // Only steps with a profile show counters.
   CHECK(has(text, "No counters: no profile of both steps."));
   for (const char* outside :
        {"http://", "https://", "<script", "<link", "<img", "url(h", "@import"}) {
     std::string rest = text;
-    // The one address is the name of SVG itself, which nothing fetches.
+    // The only address is the SVG namespace, which is never fetched.
     for (std::size_t at; (at = rest.find("http://www.w3.org/2000/svg")) != rest.npos;)
       rest.erase(at, 26);
     INFO(outside);
@@ -78,7 +78,7 @@ TEST_CASE("a page shows failures, refusals and what nobody measured") {
   CHECK(has(text, "<td class=\"warn\">unsupported</td>"));
   CHECK(has(text, "not measured"));
   CHECK(has(text, "Nothing to compare"));
-  // Ids of two pictures differ.
+  // The ids of two charts differ.
   CHECK(has(text, "id=\"roofline0-t\""));
   CHECK(has(text, "id=\"roofline1-t\""));
 }

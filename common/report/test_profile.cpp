@@ -1,5 +1,4 @@
-// Profiles: the committed results and exports joined, read again, and what does not belong
-// together.
+// Profiles: the committed results and exports joined and read back, and mismatches.
 #include <nlohmann/json.hpp>
 #include <string>
 

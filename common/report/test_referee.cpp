@@ -1,4 +1,4 @@
-// The referee: honest launches, and those that left work out.
+// The counter check: honest launches, and launches that skipped work.
 #include <string>
 #include <vector>
 
@@ -11,7 +11,7 @@ namespace {
 using namespace attn::report;
 using namespace attn::report::test;
 
-// What v1_global needed at B=4 H=16 N=2048 d=128 in bf16.
+// The required work of v1_global at B=4 H=16 N=2048 d=128 in bf16.
 const Required kNeeded{4. * 128 * 2048 * 2048 * 64, 3. * 64 * 2048 * 128 * 2, 2e-4};
 
 KernelCounters kernel(double tensor_ops, double ffma, double read, double seconds) {
@@ -40,7 +40,7 @@ TEST_CASE("the referee lets honest launches pass") {
   const KernelCounters half =
       kernel(kNeeded.flop / 4, kNeeded.flop / 8, kNeeded.input_bytes / 2, 5e-3);
   CHECK(judge({half, half}).empty());
-  // A committed export of the shipped step: its counters are enough, its name is another.
+  // A committed export of the shipped step: its counters suffice, but its name differs.
   const CounterFile v1 = read_counter_file(recorded("01_naive.v4_tensor_core.ncu.csv"));
   CHECK(objections(v1.kernels, {kNeeded.flop, kNeeded.input_bytes, 1e-4}, "_kernel").empty());
 }

@@ -1,9 +1,11 @@
 // The fixtures were written by chapter 01's program:
 //   emulated_forward   --step v2_coalesced,v4_tensor_core --seqlen 33 --head-dim 12
-//   emulated_backward  --step b2_cublas --seqlen 33 --head-dim 16 --causal --window 5,-1 --kv-heads 1
+//   emulated_backward  --step b2_cublas --seqlen 33 --head-dim 16 --causal --window 5,-1 --kv-heads
+//   1
 //                      --dtype fp16 --inputs needle --seed 18446744073709551615
 //   emulated_fail      the same, with a checker whose bound was too tight
-//   gpu_forward        --time --step v2_coalesced,v4_tensor_core --heads 4 --seqlen 512 --head-dim 64
+//   gpu_forward        --time --step v2_coalesced,v4_tensor_core --heads 4 --seqlen 512 --head-dim
+//   64
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -26,7 +28,7 @@ using attn::report::summary_text;
 using namespace attn::report::test;
 using nlohmann::json;
 
-// The message with which a file is refused, "" if it is read.
+// The message with which a file is refused, or "" if it is read.
 std::string refusal(const fs::path& path) {
   try {
     (void)read_result_file(path);
@@ -44,7 +46,7 @@ void check_refusal(const fs::path& path, const std::string& what) {
   CHECK(message.find('\n') == std::string::npos);
 }
 
-// Calls `visit` with every value inside `value`, itself among them, and where it lies.
+// Calls `visit` with `value` and every value inside it, and their paths.
 template <class Visit>
 void visit_all(json& value, const std::string& where, const Visit& visit) {
   if (value.is_object())
@@ -65,7 +67,7 @@ TEST_CASE("a result file says what the program found") {
   CHECK(forward.problem.text() ==
         "B=1 Hq=2 Hkv=2 seqlen_q=33 seqlen_k=33 d=12 bf16 inputs=random seed=1");
   REQUIRE(forward.steps.size() == 2);
-  // What a problem rules out is said first, what ran follows.
+  // Refused steps come first, then the steps that ran.
   CHECK(forward.steps[0].name == "v4_tensor_core");
   CHECK(forward.steps[0].outcome == "unsupported");
   CHECK(forward.steps[0].reason.find("--head-dim 12") == 0);
@@ -142,11 +144,11 @@ TEST_CASE("a summary has times, or predictions and the GPU that they are for") {
   const std::string time = fmt::format("{:.2f} ns", emulated.steps[0].predicted_s * 1e9);
   CHECK(predicted.ends_with(fmt::format("pass     at least {}  {}\n", time, binding)));
 
-  // What its steps have in common is said once, above them.
+  // The common properties of its steps appear once, above them.
   CHECK(predicted.find(fmt::format("\n{} backward: B=", emulated.chapter)) != std::string::npos);
   CHECK(predicted.find("B=") == predicted.rfind("B="));
 
-  // Beside a run that was timed: each has its own, and its device.
+  // Together with a timed run: each has its own problem and device.
   const ResultFile timed = read_result_file(fixture("gpu_forward.json"));
   const std::string both = summary_text({emulated, timed});
   INFO(both);
@@ -157,7 +159,7 @@ TEST_CASE("a summary has times, or predictions and the GPU that they are for") {
   CHECK(both.find("seed=1; device: NVIDIA H200 (sm_90)\n") != std::string::npos);
 
   CHECK(summary_text({timed}).find("at least") == std::string::npos);
-  // What did not run has no time to predict.
+  // A step that did not run has no predicted time.
   ResultFile refused = emulated;
   refused.steps[0].outcome = "unsupported";
   CHECK(summary_text({refused}).find("at least") == std::string::npos);
@@ -165,7 +167,7 @@ TEST_CASE("a summary has times, or predictions and the GPU that they are for") {
 
 TEST_CASE("what is no result file is refused in one line that names it") {
   TemporaryFile file;
-  check_refusal(file.path(), "cannot be read");  // nothing there
+  check_refusal(file.path(), "cannot be read");  // file missing
   check_refusal(fs::temp_directory_path(), "cannot be read");
   check_refusal(file.write(""), "is not JSON");
   check_refusal(file.write("hello"), "is not JSON");

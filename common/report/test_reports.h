@@ -1,5 +1,5 @@
-// What tests of tables share: a folder of small reports, and JSON as a chapter program writes it,
-// cut down to what a table reads.
+// Shared by the tests of tables: a folder of small reports, and JSON of a chapter program, reduced
+// to the fields that a table reads.
 #pragma once
 
 #include <fmt/format.h>
@@ -24,12 +24,12 @@ class Reports {
   void write(const std::string& name, const std::string& text) { folder_.write(text, name); }
   void write(const std::string& name, const json& j) { write(name + ".json", j.dump()); }
   fs::path path() const { return folder_.path().parent_path(); }
-  // A step file of a chapter that lies next to the reports.
+  // Writes a step file of a chapter next to the reports.
   void step(const std::string& chapter, const std::string& name, const std::string& header) {
     fs::create_directories(path() / chapter);
     write(chapter + "/" + name + ".cu", "// " + name + ": a step.\n//\n" + header + "\n");
   }
-  // What stands between the markers of `table`.
+  // The text between the markers of `table`.
   std::string table(const std::string& table) {
     const std::string begin = "<!-- table: " + table + " -->\n", end = "<!-- end table -->\n";
     missing.clear();
@@ -48,7 +48,7 @@ class Reports {
   TemporaryFile folder_;
 };
 
-// Does `text` hold this line, whole?
+// Checks that `text` contains this complete line.
 inline void has_line(const std::string& text, const std::string& line) {
   INFO(text);
   CHECK(("\n" + text).find("\n" + line + "\n") != std::string::npos);

@@ -1,4 +1,4 @@
-// The roofline picture: what it shows, labels that do not overlap, XML whatever the names hold.
+// The roofline chart: its contents, labels that do not overlap, valid XML for all names.
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -44,7 +44,7 @@ void check_labels(const RooflineSvg& svg) {
   }
 }
 
-// Every element that is opened is closed, in order, and attributes hold no quote too few.
+// Whether all elements are closed in order and attributes have matching quotes.
 bool well_formed(const std::string& text) {
   std::vector<std::string> open;
   for (std::size_t at = 0; (at = text.find('<', at)) != text.npos;) {
@@ -78,14 +78,14 @@ TEST_CASE("the roofline of chapter 01 holds its roofs, predictions, measurements
     CHECK(svg.text.find(std::string(text)) != std::string::npos);
   }
   CHECK(count(svg.text, "class=\"filled\"") == 6);  // five steps and the legend
-  CHECK(count(svg.text, "class=\"hollow\"") == 4);  // v1 and v2, v4 and v5 share a place
+  CHECK(count(svg.text, "class=\"hollow\"") == 4);  // v1 and v2, v4 and v5 share a position
   CHECK(svg.text.find("nan") == std::string::npos);
   CHECK(svg.text.find("inf") == std::string::npos);
   check_labels(svg);
 }
 
 TEST_CASE("labels overlap nowhere, whatever is drawn") {
-  // A later chapter on the same problem: other bytes, other times, ten steps in all.
+  // A later chapter on the same problem: other bytes, other times, ten steps in total.
   json later = json::parse(read_all(recorded("01_naive.forward_n4096.json")));
   double factor = 0.5;
   for (json& s : later["steps"]) {
@@ -112,7 +112,7 @@ TEST_CASE("labels overlap nowhere, whatever is drawn") {
 
 TEST_CASE("before and after are two points of each step, with an arrow from one to the other") {
   json after = json::parse(read_all(recorded("01_naive.forward_n4096.json")));
-  for (json& s : after["steps"])  // 1 % less time: within a pixel of the run before
+  for (json& s : after["steps"])  // 1 % less time: within a pixel of the previous run
     for (const char* key : {"median_s", "q1_s", "q3_s"})
       s["time"][key] = (s["name"] == "v3_tiled" ? 0.5 : 0.99) * s["time"][key].get<double>();
   TemporaryFile file;
@@ -155,7 +155,7 @@ TEST_CASE("names of several steps are numbers, where that says which") {
   CHECK(short_list({"v1_global"}) == "v1_global");
   CHECK(short_list({"v1_global", "v2_coalesced"}) == "v1, v2");
   CHECK(short_list({"v1_a", "v2_b", "v3_c", "v9_d", "v10_e", "b1_f"}) == "v1 to v3, v9, v10, b1");
-  CHECK(short_list({"v1_a", "v3_b", "v3_c"}) == "v1_a, v3_b, v3_c");  // of two chapters
+  CHECK(short_list({"v1_a", "v3_b", "v3_c"}) == "v1_a, v3_b, v3_c");  // from two chapters
   CHECK(short_list({"v2_a", "v1_b"}) == "v2_a, v1_b");
   CHECK(short_list({"v1_a", "flash"}) == "v1_a, flash");
 }
@@ -200,7 +200,7 @@ TEST_CASE("what shares no roofs, or holds nothing to draw, is refused") {
   CHECK(refused("/operation", "backward").find("another operation") != std::string::npos);
   CHECK(refused("/problem/seqlen_q", 17).find("another problem") != std::string::npos);
   CHECK(refused("/problem/seed", 17).empty());
-  // Axes that nobody could draw.
+  // Axes beyond the limits.
   for (const double extreme : {5e-324, 1e-300, 1e300}) {
     json changed = document;
     changed["steps"][1]["predicted_s"] = extreme;
@@ -220,7 +220,7 @@ TEST_CASE("text is escaped, and what is no UTF-8 replaced") {
   CHECK(escaped("\xc3\xa9\n\t") == "\xc3\xa9\n\t");
   CHECK(escaped(std::string("\x01\0", 2)) == "\xef\xbf\xbd\xef\xbf\xbd");
   CHECK(escaped("\xff") == "\xef\xbf\xbd");
-  CHECK(escaped("\xc3") == "\xef\xbf\xbd");                      // cut
+  CHECK(escaped("\xc3") == "\xef\xbf\xbd");  // truncated
   CHECK(escaped("\xc0\xbc").find('\xbc') == std::string::npos);  // '<' in two bytes
   CHECK(escaped("\xed\xa0\x80").find('\xed') == std::string::npos);
 }

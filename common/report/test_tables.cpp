@@ -1,5 +1,5 @@
-// Tables from small reports: what a chapter program or peers.py writes, cut down to what the table
-// reads.
+// Tables from small reports: the output of a chapter program or peers.py, reduced to the fields
+// that the table reads.
 #include "report/test_reports.h"
 
 using namespace attn::report::test;
@@ -26,7 +26,7 @@ TEST_CASE("decode is rated by its useful bytes, against the roof of reading") {
   Reports reports;
   json p = problem("bf16", 8192);
   p["seqlen_q"] = 1;
-  json s = step("v2_split_kv", 4e9, 9e9, 1e-3);  // 8 GB of 9 are of use, read in 0.5 ms at best
+  json s = step("v2_split_kv", 4e9, 9e9, 1e-3);  // 8 of 9 GB are useful, read in 0.5 ms at best
   s.update({{"compulsory_bytes", 8e9}, {"useful_read_s", 5e-4}, {"useful_bytes_per_s", 8e12}});
   reports.write("d", run("05_flash_decoding", "decode", p, {s}));
   std::string text = reports.table("steps d");
@@ -212,7 +212,7 @@ TEST_CASE("a table of lengths has a column for each number of columns") {
   CHECK(of_phase.find("v8") == std::string::npos);
   has_line(reports.table("lengths two"), "| `v7` | 200.0 |");
   has(reports.refusal("lengths two phase=nosuch"), "no step of two has a phase nosuch");
-  two["flop"] = 0;  // a softmax, a copy: bytes alone
+  two["flop"] = 0;  // a softmax, a copy: bytes only
   reports.write("bytes", run("06_flash_v3_hopper", "forward", problem("bf16", 1024), {two}));
   has(reports.refusal("lengths bytes phase=attention"), "no step of bytes has a phase attention");
   has(reports.refusal("lengths n1024 a"),
@@ -312,7 +312,7 @@ TEST_CASE("a table of ratios: rate, median and quartiles of each peer, - where t
   has(reports.refusal("ratios p steps=v7"),
       "steps=v7: must be a file, step=NAME or peers=NAME,NAME");
 
-  // Rows, of two files; a step that refuses a problem keeps its row.
+  // Problems on rows, from two files; a step that refuses a problem keeps its row.
   const auto rows = [&](const char* name, int64_t cols, double s) {
     const json r =
         run("02_online_softmax", "softmax", rows_problem("bf16", 8, cols), {step("v4", 0, 2e9, s)});
@@ -329,7 +329,7 @@ TEST_CASE("a table of ratios: rate, median and quartiles of each peer, - where t
   has_line(both, "| softmax 8 rows x 16777216 columns bf16 | - | - | - |");
   has(both, " GB/s: modelled bytes over time.");
 
-  // Peers that are not the same for every problem leave a hole and do not move the others.
+  // A peer that lacks a problem leaves an empty cell and does not shift the others.
   const std::string peers = reports.table("peers p");
   has_line(
       peers,
@@ -370,8 +370,8 @@ TEST_CASE("a table of traffic: the model beside ncu") {
   const std::string line =
       "==profile.sh== problem: forward B=1 Hq=16 Hkv=16 seqlen_q=2048 seqlen_k=2048 d=128 ";
   counted("v7", line + "bf16 inputs=random seed=3\n", {21e9});
-  counted("b2", "", {3e9, 9e9});  // says no problem; of its launches the second has a model
-  counted("v2", "", {3e9});       // one launch, two phases: which is it?
+  counted("b2", "", {3e9, 9e9});  // has no problem; only its second launch has a model
+  counted("v2", "", {3e9});  // one launch, two phases: ambiguous
   const std::string text = reports.table("traffic t 03_flash_v1 v7,b2,v2");
   has(text,
       "NVIDIA H200, forward B=1 Hq=16 Hkv=16 seqlen_q=2048 seqlen_k=2048 d=128 bf16 "
@@ -380,7 +380,7 @@ TEST_CASE("a table of traffic: the model beside ncu") {
            "| step | modelled L2 GB | asked by SMs GB | asked / modelled | counted in L2 GB | "
            "modelled HBM GB "
            "| counted HBM GB |");
-  // 3/160 of the bytes in sectors of 32: 0.6 of what is counted in L2.
+  // 3/160 of the bytes in sectors of 32: 0.6 of the L2 count.
   has_line(text, "| `v7` | 20.0 | 12.6 | 0.63 | 21.0 | 2.00 | 2.00 |");
   has_line(text, "| `b2` main | 10.0 | 5.40 | 0.54 | 9.00 | 4.00 | 4.00 |");
   has_line(text, "| `v2` main | 10.0 | n/a | n/a | n/a | 4.00 | 2.00 |");
@@ -422,7 +422,7 @@ TEST_CASE("a table whose report is not there says so, and says which") {
   }
   reports.table("steps there");
   CHECK(reports.missing.empty());
-  // A report that is damaged is another matter, and so is a folder that is not there.
+  // A damaged report, or a missing folder, is an error.
   reports.write("cut.json", std::string("{\"schema\": "));
   has(reports.refusal("steps cut"), "cut.json: is not a JSON object");
   has(reports.refusal("nosuch there"),

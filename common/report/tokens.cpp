@@ -21,7 +21,7 @@ bool is_name(const std::string& t) {
 std::string without_emulator(const std::string& text) {
   std::istringstream lines(text);
   std::string out;
-  enum Branch { kKept, kEmulated, kOther };  // of each open condition
+  enum Branch { kKept, kEmulated, kOther };  // state of each open condition
   std::vector<Branch> open;
   for (std::string line; std::getline(lines, line);) {
     const std::size_t at = line.find_first_not_of(" \t");
@@ -45,7 +45,7 @@ std::string without_emulator(const std::string& text) {
   return out;
 }
 
-// #include lines are left out: their files are read instead.
+// #include lines are skipped: their files are read separately.
 Tokens lex(const std::string& text, std::vector<std::string>* included) {
   Tokens tokens;
   for (std::size_t i = 0; i < text.size();) {
@@ -91,7 +91,7 @@ Tokens lex(const std::string& text, std::vector<std::string>* included) {
              (is_word(text[end]) ||
               (text[end] == '\'' && end + 1 < text.size() && is_word(text[end + 1]))))
         ++end;
-      // 1.5f and 1e-37 are one number.
+      // 1.5f and 1e-37 are single tokens.
       if (std::isdigit(static_cast<unsigned char>(c)))
         while (end < text.size() &&
                (is_word(text[end]) || text[end] == '.' ||
@@ -104,8 +104,8 @@ Tokens lex(const std::string& text, std::vector<std::string>* included) {
   return tokens;
 }
 
-// Strings count in asm statements and in macros that are made of them; elsewhere they are words for
-// people.
+// Strings count only in asm statements and in macros that contain them; elsewhere they are
+// messages.
 void drop_messages(Tokens& tokens) {
   bool in_asm = false;
   std::erase_if(tokens, [&](const std::string& t) {
@@ -117,8 +117,7 @@ void drop_messages(Tokens& tokens) {
 
 namespace {
 
-// A name of CUDA or of C++: float4, dim3, int64_t, threadIdx, __ldg. It counts as it is, wherever
-// it stands.
+// A name of CUDA or C++: float4, dim3, int64_t, threadIdx, __ldg. It always counts as it is.
 bool is_known(const std::string& t) {
   static const std::set<std::string> kWords{
       "const",     "constexpr", "int",      "float",    "unsigned", "signed", "auto",     "void",
@@ -133,9 +132,9 @@ bool is_known(const std::string& t) {
          kVectors.contains(t.substr(0, t.size() - 1));
 }
 
-// Names that the code declares: after a type or another name, or after > & * and not called there.
-// What is missed counts as it is, so that renaming it changes the key; nothing that means something
-// to the compiler may be taken for one.
+// The names that the code declares: after a type or another name, or after > & * if not called
+// there. A declaration that this misses counts as it is, so renaming it changes the key. A name
+// that the compiler knows must not be taken for a declaration.
 std::set<std::string> declared(const Tokens& tokens) {
   static const std::set<std::string> kNoTypes{"return",    "else",   "case",   "goto",   "new",
                                               "throw",     "delete", "sizeof", "using",  "operator",
@@ -215,7 +214,7 @@ std::string name_of(const Tokens& tokens) {
     const std::string& t = tokens[i];
     if (t == "operator") return "";
     if (t == ":" && i + 1 < tokens.size() && tokens[i + 1] == ":") {
-      // A member goes by the name of its class; namespaces are in lower case.
+      // A member is named by its class; namespaces are in lower case.
       if (!before.empty() && std::isupper(static_cast<unsigned char>(before[0]))) return before;
       ++i;
       continue;
@@ -259,7 +258,7 @@ std::vector<Chunk> chunks_of(const Tokens& tokens) {
     open.push_back(t);
     if (t == "{" || t == "(") ++depth;
     if (t == "}" || t == ")") --depth;
-    // A body ends a function; a class ends with its semicolon.
+    // A function ends with its body, a class with its semicolon.
     const bool body = t == "}" && (i + 1 == tokens.size() || tokens[i + 1] != ";");
     if (depth == 0 && (t == ";" || body)) close();
   }
@@ -349,7 +348,7 @@ Tokens lex_python(const std::string& text) {
     } else if (c == '#') {
       end = std::min(text.find('\n', i), text.size());
     } else if (!std::isspace(static_cast<unsigned char>(c))) {
-      if (line_begins) {  // how far a line is indented says what it belongs to
+      if (line_begins) {  // indentation is part of the syntax
         const std::size_t begin = i == 0 ? text.npos : text.rfind('\n', i - 1);
         tokens.push_back("indent" + std::to_string(i - (begin == text.npos ? 0 : begin + 1)));
         line_begins = false;
@@ -361,7 +360,7 @@ Tokens lex_python(const std::string& text) {
         while (end < text.size() && text.compare(end, quote.size(), quote) != 0)
           end += text[end] == '\\' ? 2 : 1;
         end = std::min(end + quote.size(), text.size());
-        if (text.substr(i, end - i).find(' ') != text.npos) {  // it is for people
+        if (text.substr(i, end - i).find(' ') != text.npos) {  // it is a message
           i = end;
           continue;
         }
