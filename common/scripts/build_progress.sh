@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# For start.sh and grade.sh: what is still to be built, how far a build is, and what of its output
-# is for people. Sourced.
+# For start.sh and grade.sh: the number of files to compile, the progress of a build, and the part
+# of its output to show. Sourced.
 
-# files_to_compile BUILD TARGET...: two numbers, of the host and of the GPU.
+# files_to_compile BUILD TARGET...: two numbers, for the host and for the GPU.
 files_to_compile() {
   local file cpu=0 gpu=0 build=$1
   while read -r file; do
@@ -13,8 +13,8 @@ files_to_compile() {
   echo "$cpu $gpu"
 }
 
-# time_to_build BUILD JOBS TARGET...: in words; nothing if nothing is to be compiled. A core needs 5
-# s for a file and 16 s for one of the GPU, the mean over all; less with a compiler cache.
+# time_to_build BUILD JOBS TARGET...: an estimate in words; empty if nothing is to be compiled. A
+# core needs 5 s per file and 16 s per GPU file on average; less with a compiler cache.
 time_to_build() {
   local cpu gpu
   read -r cpu gpu < <(files_to_compile "$1" "${@:3}")
@@ -23,7 +23,7 @@ time_to_build() {
     $(((5 * cpu + 16 * gpu) / $2 / 60 + 1))
 }
 
-# show_progress: of what ninja prints, "[12/80]" in one line that is written over.
+# show_progress: reduces ninja's output to one line, "[12/80]", which is overwritten.
 show_progress() {
   local line count="" width=0
   while IFS= read -r line; do
@@ -35,7 +35,7 @@ show_progress() {
   if [[ $width -gt 0 ]]; then printf '\r%*s\r' "$width" ""; fi
 }
 
-# say_progress SECONDS: the same where lines are not written over: one every so often.
+# say_progress SECONDS: the same without overwriting: one line every SECONDS.
 say_progress() {
   local line last=$SECONDS
   while IFS= read -r line; do
@@ -45,8 +45,8 @@ say_progress() {
   done
 }
 
-# diagnostics: of the output of a build what compilers and our own programs say: not the command
-# lines, nor what ninja says of them.
+# diagnostics: filters a build's output: keeps the messages of compilers and of our own programs,
+# drops command lines and ninja's messages.
 diagnostics() {
   awk '/^FAILED: / { skip = 1; next }  # the command is the next line
        skip { skip = 0; next }

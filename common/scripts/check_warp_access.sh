@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Compares what common/emulator/warp_access.h predicts with what a GPU counts: runs
-# warp_access_probe under ncu and prints a table. Exit: 0 all agree, 1 some do not, 77 no ncu, no
-# GPU or no permission to read its counters.
+# Compares the predictions of common/emulator/warp_access.h with hardware counters: runs
+# warp_access_probe under ncu and prints a table. Exit status: 0 all agree, 1 some do not, 77 no
+# ncu, no GPU or no permission to read its counters.
 #
 #   common/scripts/check_warp_access.sh [FOLDER]
 #
-# FOLDER has warp_access_probe in it (default: build/release/bin). NCU=/path/to/ncu picks another ncu.
+# FOLDER contains warp_access_probe (default: build/release/bin). NCU=/path/to/ncu selects an ncu.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -27,7 +27,7 @@ out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 "$probe" > "$out/predicted.tsv"  # exits with 77 where there is no GPU
 
-# Sums over the GPU; one warp ran. Counts of ldmatrix are in the total of shared memory.
+# Sums over the GPU; one warp ran. ldmatrix is counted in the shared memory totals.
 shared_ld=l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum
 shared_all=l1tex__data_pipe_lsu_wavefronts_mem_shared.sum
 conflicts=l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum
@@ -54,7 +54,8 @@ metric_of = {"shared": shared_ld, "ldmatrix": shared_all, "global": sectors}
 with open(predicted_file) as f:
     kernels = [line.rstrip("\n").split("\t") for line in f]
 
-# ncu's own lines (==PROF== ...) come first; then a row of names, a row of units, a row a kernel.
+# ncu's messages (==PROF== ...) come first, then a row of names, a row of units, and a row per
+# kernel.
 with open(csv_file) as f:
     lines = f.read().splitlines()
 start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# What the compiler made of every kernel in a program: registers, bytes of stack (spilled registers are there), machine
-# instructions, and of them tensor-core products and copies into uniform registers.
+# Reports for every kernel in a program: registers, bytes of stack (which include spilled
+# registers), SASS instructions, and among them MMAs and copies into uniform registers.
 #
 #   common/scripts/compiler_report.sh build/release/bin/06_flash_v3_hopper
 #
-# Needs cuobjdump and cu++filt of the CUDA Toolkit; no GPU. Exit status: 0; 2 where a tool or the program is missing.
+# Needs cuobjdump and cu++filt of the CUDA Toolkit, but no GPU. Exit status: 0; 2 if a tool or the
+# program is missing.
 set -euo pipefail
 export PATH=$PATH:/usr/local/cuda/bin
 program=${1:-}

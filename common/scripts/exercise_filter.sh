@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Does a student's file keep to its exercise? The build asks before it compiles the file and before it links what
-# came of it, at home (--target ex01a) and in grade.sh alike.
+# Checks that a student's file stays within its exercise. The build runs this before it compiles the
+# file and before it links the object, for students (--target ex01a) and in grade.sh alike.
 #
-#   exercise_filter.sh text EXERCISE FILE.inc     the text, without comments and literals, as GCC's lexer takes them out
-#   exercise_filter.sh object EXERCISE FILE.o...  the functions that the object calls: mathematics, memory, the emulator
+#   exercise_filter.sh text EXERCISE FILE.inc     the text, after GCC's lexer has removed comments
+#                                                 and literals
+#   exercise_filter.sh object EXERCISE FILE.o...  the functions that the object calls: mathematics,
+#                                                 memory, the emulator
 #
-# Exit status: 0 it does, 1 it does not (one line says why), 2 usage. Where there is no GCC or no nm, the text or
-# the object passes unread: the grader has both.
+# Exit status: 0 accepted, 1 refused (one line states why), 2 usage. Without GCC or nm, the text or
+# the object is accepted unchecked: the grader has both.
 set -euo pipefail
 export LC_ALL=C
 [[ $# -ge 3 && ($1 = text || $1 = object) ]] || { echo "usage: exercise_filter.sh text|object EXERCISE FILE..." >&2; exit 2; }
@@ -26,13 +28,13 @@ if [[ $what = object ]]; then
   runtime+='|_Z(n[wa]|d[la])[A-Za-z0-9_]*|_ZSt(9terminatev|[0-9]+(rethrow_exception|current_exception|uncaught_exceptions|__throw_[a-z_]*).*)'
   runtime+='|_ZNK?St(13runtime_error|11logic_error|9exception|15__exception_ptr|7__cxx1112basic_stringIcSt11char_traitsIcESaIcEE).*'
   runtime+='|_ZSt(28_Rb_tree|18_Rb_tree_|29_Rb_tree_|20_Rb_tree_|11_Hash_bytes|7nothrow).*|_ZNKSt8__detail20_Prime_rehash_policy.*|_ZT[ISV](St|N10__cxxabiv1).*'
-  # The machine itself, which the names of CUDA stand for: the text has no name of it (`emulator`, `Block::`).
+  # The emulator itself, behind the CUDA names: the text may not name it (`emulator`, `Block::`).
   runtime+='|_ZN4attn8shape_of.*|_ZNK4attn7Problem8tokens_[qk]Ev'
-  # Steps with masks of their own: whose list is whose, which mask it is, how many SMs there are.
+  # For steps with masks of their own: owner of a list, the mask's index, the number of SMs.
   runtime+='|_ZN4attn(8lists_of|12list_strides)ERKNS_7ProblemE|_ZN4attn8gpu_infoEv|__dynamic_cast'
   runtime+='|_ZT[ISV]N4attn(7KeyMask|9BlockMask|12SlidingTiles|15ColumnIntervals)E'
   runtime+='|_ZNK?4attn8emulator(5Block|8run_grid|12mma_m16n8k16|5wgmma).*'
-  # What a build without optimisation leaves to the library: a debugger needs one.
+  # Library calls of an unoptimised build, for debugging.
   runtime+='|__assert_fail|_ZNSaIcE[CD][12]E.*'
   for object in "$@"; do
     while read -r symbol; do
@@ -45,7 +47,8 @@ fi
 # ---- the text ----------------------------------------------------------------------------------------
 file=$1
 [[ -r $file ]] || { echo "exercise_filter.sh: $file: cannot be read" >&2; exit 2; }
-# What would let a token look like another one: with these gone, comments and literals are easy to find.
+# Removes sequences that disguise one token as another. Without them, comments and literals are easy
+# to find.
 disguise() {  # PATTERN WORDS
   local line
   line=$(grep -aonm1 -E -- "$1" "$file") && refuse "line ${line%%:*} has $2, which has no place in an exercise"
@@ -65,7 +68,7 @@ for gcc in "$gcc" g++ ""; do
   command -v "$gcc" >/dev/null && "$gcc" -E -fpreprocessed -x c++ - </dev/null >/dev/null 2>&1 && break
 done
 
-# Comments out, then token by token. A linemarker of GCC's is "# 7 "<stdin>"".
+# Removes comments, then reads token by token. A linemarker of GCC's is "# 7 "<stdin>"".
 text=$("$gcc" -E -fpreprocessed -dD -x c++ - <"$file" 2>/dev/null) || refuse "GCC's lexer cannot read it"
 awk -v exercise="$exercise" -v source="$file" '
   function refuse(why,   text, n) {
@@ -76,7 +79,7 @@ awk -v exercise="$exercise" -v source="$file" '
     refused = 1
     exit 1
   }
-  # One token of `rest` into `token`: a number, a name, a literal (as ""), "::" or a character.
+  # Reads a token of `rest` into `token`: a number, a name, a literal (as ""), "::" or a character.
   function next_token(   n, c) {
     sub(/^[ \t\r\f\v]+/, "", rest)
     if (rest == "") return 0

@@ -1,9 +1,10 @@
 # shellcheck shell=bash
-# What verify_on_gpu.sh and sanitize.sh run for each chapter. To be sourced; $bin is the programs' folder.
-# A chapter that is missing here fails there: nothing is left out without a word.
+# The problems that verify_on_gpu.sh and sanitize.sh run for each chapter. Sourced; $bin is the
+# folder of the programs. A chapter without problems here fails there, so that none is left out
+# silently.
 
-# Steps of a chapter whose names match a pattern, with commas between: a step that is added later is
-# measured too. The pattern itself where there is none, which every program refuses.
+# Steps of a chapter whose names match a pattern, separated by commas, so that steps added later are
+# measured too. If there are none, the pattern itself, which every program refuses.
 steps_like() {  # CHAPTER PATTERN
   "${bin:?}/$1" --list | awk -v pattern="$2" '
     NR > 1 && $1 ~ /^[a-z]+[0-9]/ && $1 ~ pattern { printf "%s%s", separator, $1; separator = "," }
@@ -17,8 +18,9 @@ kRaggedLengths=10370,7782,6486,13951,12221,14678,14311,10350,7728,10296,11876,\
 4569,4644,10989,12049,7585,11360,11728,8756,5986,13560,9109,\
 7735,7644,13211,5516,10823,8859,16281,13866,5447,14907,10459
 
-# ---- times: a name for the file, then options, a line each ------------------------------------
-# Problems called memory_* are not launched: what each step needs is said before that.
+# ---- times: a name for the file, then options, one per line ------------------------------------
+# Problems named memory_* are not launched: the program prints the memory each step needs, and
+# stops.
 problems_of() {
   local name batch length n d mask rows cols type types bytes steps backward repeat
   case $1 in
@@ -42,14 +44,14 @@ problems_of() {
         echo "memory_n$n --step v13_cublas --heads 16 --head-dim 128 --seqlen $n"
       done ;;
     02_online_softmax)
-      # 512 MiB of numbers, in rows that are kept on the chip and in rows that are not.
+      # 512 MiB of values, in rows that fit on the chip and in rows that do not.
       for type in bf16 fp32; do
         case $type in bf16) bytes=2 ;; fp32) bytes=4 ;; esac
         for cols in 1024 4096 16384 65536; do
           rows=$((512 * 1024 * 1024 / bytes / cols))
           echo "softmax_${type}_c$cols --operation softmax --rows $rows --cols $cols --dtype $type"
         done
-        # Few long rows: v1 and v2 would keep 8 SMs busy.
+        # Few long rows: v1 and v2 would occupy only 8 SMs.
         for cols in 262144 16777216; do
           echo "softmax_${type}_8x$cols --step v3_warp,v4_one_read,v5_split_row --rows 8 --cols" \
             "$cols --dtype $type"
@@ -60,13 +62,13 @@ problems_of() {
       echo "decode_n16384 --operation forward --batch 16 --heads 16 --head-dim 128 --seqlen-q 1" \
         "--seqlen-k 16384" ;;
     03_flash_v1)
-      # 16384 tokens and 2048 / d heads, whatever the length.
+      # 16384 tokens and 2048 / d heads for every length.
       backward=$(steps_like "$1" '^b[5-9]')  # the others are a hundred times slower
       for d in 64 128; do
         for mask in "" causal; do
           for n in 1024 2048 4096 8192 16384; do
             steps=v7_grid,v8_warp_pair_barriers,v9_rows_per_warp,v10_exp2
-            # One block a head: far slower, and at two lengths that shows.
+            # One CTA per head: far slower, which two lengths suffice to show.
             case $n in 2048|8192) steps=v5_tensor_core,v6_async,$steps ;; esac
             echo "forward_d$d${mask:+_$mask}_n$n --step $steps $(tokens $d $n) ${mask:+--$mask}"
             case $n in
@@ -75,22 +77,23 @@ problems_of() {
           done
         done
       done
-      # The figure of the first page: every forward step on the problem of 01's forward_n4096.
+      # The figure on the first page: every forward step on the problem of 01's forward_n4096.
       echo "climb_n4096 --step $(steps_like "$1" '^v([2-9]|10)_') $(tokens 128 4096)"
-      # One thread an element of S: a hundred times slower.
+      # One thread per element of S: a hundred times slower.
       echo "forward_scalar_n1024 --step $(steps_like "$1" '^v1_') $kScalar"
       echo "forward_fp32_gemms_n1024 --step $(steps_like "$1" '^v[2345]_') $kScalar16"
       echo "backward_scalar_n1024 --operation backward --step $(steps_like "$1" '^b[12]') $kScalar"
       echo "backward_fp32_gemms_n1024 --operation backward --step $(steps_like "$1" '^b[345]')" \
         "$kScalar16"
-      # What chapter 01 cannot do at all.
+      # Problems that chapter 01 does not support.
       echo "forward_n131072 --step v10_exp2 --heads 16 --head-dim 128 --seqlen 131072 --warmup 1" \
         "--repeat 3"
       for n in $kMemoryLengths; do
         echo "memory_n$n --step v10_exp2 --heads 16 --head-dim 128 --seqlen $n"
       done ;;
     04_flash_v2)
-      # 16384 tokens and 2048 / d heads, whatever the length. All lengths, and d=256, are in the peers' list.
+      # 16384 tokens and 2048 / d heads for every length. All lengths, and d=256, are in the peers'
+      # list.
       for d in 64 128; do
         for mask in "" causal; do
           for n in 2048 16384; do
@@ -104,13 +107,14 @@ problems_of() {
       echo "climb_n4096 --step $(steps_like "$1" '^v') $(tokens 128 4096)"
       features_of v13_tuned ;;
     05_flash_decoding)
-      # Steps one by one where they differ most; the last ones at all the peers' problems, in the peers' list.
+      # Single steps where they differ most; the last steps at all the peers' problems, in the
+      # peers' list.
       echo "decode_b1_n8192 $(cache 1 8192 32 8)"
       echo "decode_b1_n65536 $(cache 1 65536 32 8)"
       echo "decode_b16_n8192 $(cache 16 8192 32 8)"
       echo "decode_mha_b16_n1024 $(cache 16 1024 32 32)"
       echo "decode_g8_b16_n8192 $(cache 16 8192 64 8)"
-      # More rows; lengths that differ, and as many tokens in equal ones; features.
+      # More rows; mixed lengths, and as many tokens in equal lengths; features.
       steps=$(steps_like "$1" '^v(7|10|1[2-9])_')
       for n in 4 8; do
         echo "decode_q$n --step $steps $(cache 16 8192 64 8) --seqlen-q $n --causal"
@@ -149,33 +153,34 @@ problems_of() {
       for name in g8_u4k16k_b33 g8_u4k16k_b16 g8_u512_2k_b64 g8_u16_512_b256; do
         echo "others_$name --step $steps $(ragged $name 64 8)"
       done
-      # A prefix of 32k, and its sequences as if they shared nothing.
+      # A shared prefix of 32k, and the same sequences without sharing.
       echo "decode_prefix_32k_b64 --step v5_balanced_plan,v8_shared_prefix,v17_prefix_tma" \
         "$(pages 64 const:32896 32 8) --shared-prefix 32768"
-      # What variants of scores cost.
+      # The cost of score variants.
       echo "decode_plain --step v10_variants $(pages 16 const:8192 32 8)"
       echo "decode_softcap --step v10_variants $(pages 16 const:8192 32 8) --softcap 30"
       echo "decode_alibi --step v10_variants $(pages 16 const:8192 32 8) --alibi"
       echo "decode_sinks --step v10_variants $(pages 16 const:8192 32 8) --sinks"
       echo "decode_rotary --step v10_variants $(pages 16 const:8192 32 8) --rotary"
-      # A tree of 64 tokens, and one token.
+      # A tree of 64 tokens, and a single token.
       for n in 1 64; do
         echo "prefill_tree_$n --operation paged_prefill --step v9_tree_mask" \
           "$(pages 64 const:4096 32 32) --seqlen-q $n --tree"
       done
-      # Prompts as chapter 04 has them; chunks behind long caches; one long prompt among short ones.
+      # Prompts as in chapter 04; chunks after long caches; one long prompt among short ones.
       echo "prefill_d128_causal_n2048 --operation paged_prefill $(tokens 128 2048) --causal"
       echo "prefill_d128_causal_n16384 --operation paged_prefill $(tokens 128 16384) --causal"
       for n in 1 64; do echo "prefill_d128_causal_n2048_page$n --operation paged_prefill" \
         "$(tokens 128 2048) --causal --page-size $n"; done
-      # Boxes of TMA of 2, 16 and 32 KiB, and the other head dims.
+      # TMA boxes of 2, 16 and 32 KiB, and the other head dims.
       for n in 8 64 256; do echo "prefill_d128_causal_n16384_page$n --operation paged_prefill" \
         "--step v15_prefill_tma $(tokens 128 16384) --causal --page-size $n"; done
       for d in 64 256; do echo "prefill_d${d}_causal_n16384 --operation paged_prefill --step" \
         "v7_prefill,v15_prefill_tma $(tokens $d 16384) --causal"; done
       echo "prefill_chunks --operation paged_prefill --heads 32 --kv-heads 8 --head-dim 128" \
         "--causal --varlen 2048,512,512,128 --varlen-k 16384,8192,4096,128"
-      # Chunks of a prompt among sequences that decode: in one launch, in two, and in two streams.
+      # Chunks of a prompt together with decoding sequences: in one launch, in two, and in two
+      # streams.
       for mixed in 512,4096,32,4096 1024,8192,64,4096 2048,2048,64,2048 2048,16384,64,4096 \
         512,16384,32,8192 4096,4096,16,1024; do
         for how in "" serial streams; do
@@ -222,14 +227,14 @@ problems_of() {
           echo "decode_${type}_b${b}_n8192 --operation decode --dtype $type $(cache $b 8192 32 8)"
         done
       done
-      # What is read of a cache, in part.
+      # The parts of a cache that are read.
       for n in 4096 32768; do
         for b in 16 64; do
           echo "sparq_b${b}_n$n --operation sparq $(cache $b $n 32 8)"
         done
       done
       echo "sparq_mha_b64_n4096 --operation sparq $(cache 64 4096 32 32)"
-      # Time over density; the twelve masks of columns; a canvas of video with two windows.
+      # Time against density; the twelve column masks; a video canvas with two windows.
       steps=$(steps_like "$1" '^s1_')
       for d in 64 128 256; do
         for n in 0.05 0.1 0.25 0.5 0.75 1; do
@@ -247,7 +252,7 @@ problems_of() {
       for mask in 18x24x24 30x40x40; do
         echo "canvas_$mask --step $steps $kCanvas,$mask"
       done
-      # Blocks that are chosen by their means, of a field: time over the share that is kept.
+      # Blocks selected by their means, on a field: time against the kept share.
       for n in 0.1 0.25 0.5 1; do
         echo "chosen_n8192_$n --step $(steps_like "$1" '^s4_') $kField8k --keep $n"
         echo "skipped_n8192_$n --step $(steps_like "$1" '^s5_') $kField8k --keep $n --skip-below 8"
@@ -267,14 +272,14 @@ problems_of() {
           done
         done
       done
-      # What chapter 08's steps that skip have beside them: all blocks, and no lists.
+      # The alternatives to chapter 08's skipping steps: all blocks, and no lists.
       for d in 64 128 256; do echo "forward_d${d}_n8192 --step v14_tuned $(tokens $d 8192)"; done
       echo "forward_d128_n115200 --step v14_tuned --batch 1 --heads 24 --head-dim 128" \
         "--seqlen 115200"
       echo "climb_n4096 --step $(steps_like "$1" '^v') $(tokens 128 4096)"
       features_of v14_tuned
       echo "forward_fp16_n4096 --step v14_tuned $(tokens 128 4096) --dtype fp16"
-      # FP8: all lengths, for the last steps alone but for two.
+      # FP8: all lengths, with two exceptions only for the last steps.
       for d in 64 128 256; do
         for mask in "" causal; do
           for n in 512 1024 2048 4096 8192 16384; do
@@ -285,14 +290,14 @@ problems_of() {
           done
         done
       done
-      # A rotary embedding: a pass of its own, and fused.
+      # A rotary embedding: as a separate pass, and fused.
       for d in 64 128 256; do
         echo "forward_e4m3_rotary_d${d}_n2048 --step $(steps_like "$1" '^f[67]')" \
           "$(tokens $d 2048) --rotary"
       done ;;
   esac
 }
-# What a feature costs: each beside the same without it.
+# The cost of a feature: each with and without it.
 features_of() {  # STEP
   echo "forward_plain_n4096 --step $1 $(tokens 128 4096)"
   echo "forward_gqa_n4096 --step $1 $(tokens 128 4096) --kv-heads" \
@@ -305,7 +310,7 @@ features_of() {  # STEP
     "--head-dim 128"
 }
 kMemoryLengths="1024 2048 4096 8192 16384 32768 65536 131072"
-# Kinds of --mask flashmask:, and what has to be beside them.
+# Kinds of --mask flashmask:, and the other options they need.
 kFlashMasks="causal:--causal sliding_window:--causal causal_document:--causal document: share_question:--causal \
 global_sliding_window: causal_blockwise:--causal prefix_lm_causal: prefix_lm_document: qk_sparse:--causal \
 hash_sparse:--causal random_eviction:--causal"
@@ -336,7 +341,7 @@ mix() {  # TOKENS of a chunk, KEYS it sees, SEQUENCES that decode, their LENGTH
 tokens() { echo "--batch $((16384 / $2)) --heads $((2048 / $1)) --head-dim $1 --seqlen $2"; }  # D N
 
 # ---- counters: the problem that a step is profiled with ---------------------------------------
-# One of those above, so that the model in its JSON stands beside what ncu counted.
+# One of the problems above, so that the JSON's model can be compared with the ncu counters.
 profiled_problem() {  # CHAPTER STEP
   case $1/$2 in
     01_naive/*) tokens 128 2048 ;;
@@ -409,7 +414,7 @@ peer_problems() {  # FILE, as peers_of calls it
       for d in 64 128; do
         for mask in "" --causal; do
           for n in 1024 2048 4096 8192 16384; do
-            # Each run costs its start: d=64 at two lengths, backward at the longer ones.
+            # Each run has a startup cost: d=64 at two lengths, backward at the longer ones.
             case $1/$d/$n in */64/1024|*/64/4096|*/64/16384|*.backward/*/1024|*.backward/*/4096) continue ;; esac
             echo "$(tokens $d $n) $mask"
           done
@@ -446,28 +451,30 @@ peer_problems() {  # FILE, as peers_of calls it
   esac
 }
 
-# ---- sanitizer: small problems, each operation's together through every path of every step ------
-# The tools slow a kernel down a hundredfold. sanitize.sh fails where a step refuses all of its operation's.
+# ---- sanitizer: small problems that cover every path of every step of an operation ---------------
+# The tools slow a kernel down a hundredfold. sanitize.sh fails if a step refuses all problems of
+# its operation.
 sanitizer_problems() {  # CHAPTER OPERATION
   case $1/$2 in
-    # Tails on every side, grouped heads, masks, the three types.
+    # Partial tiles in every dimension, grouped heads, masks, the three types.
     01_naive/*|02_online_softmax/forward)
       echo "--seqlen-q 133 --seqlen-k 201 --head-dim 72 --heads 4 --kv-heads 2 --causal --inputs" \
         "needle"
       echo "--seqlen 65 --head-dim 64 --dtype fp16 --window 17,3"
       echo "--seqlen-q 70 --seqlen-k 33 --head-dim 40 --dtype fp32 --causal" ;;
-    # v4: a row in part of a warp, in two warps, in all warps and shared memory; v5: one chunk and three.
+    # v4: a row in part of a warp, in two warps, in all warps and shared memory; v5: one chunk and
+    # three.
     02_online_softmax/softmax)
       echo "--rows 5 --cols 1003 --inputs needle"
       echo "--rows 9 --cols 1502 --dtype fp32 --inputs peaked"
       echo "--rows 2 --cols 40001 --dtype fp32"
       echo "--rows 70 --cols 131 --dtype fp16 --causal" ;;
-    # Lists that are filled and lists that are not.
+    # Full lists and partial lists.
     02_online_softmax/softmax_topk)
       echo "--rows 5 --cols 1003 --top-k 8 --inputs needle"
       echo "--rows 7 --cols 33 --top-k 32 --dtype fp32 --causal" ;;
-    # The three head dims of the tensor-core steps, two tiles of keys and of queries, dropout; fp32 for the rest.
-    # No more than that: the scalar steps take a minute each under racecheck as it is.
+    # The three head dims of the tensor-core steps, two tiles of keys and of queries, dropout; fp32
+    # for the rest. No more than that: the scalar steps already take a minute each under racecheck.
     03_flash_v1/*)
       echo "--seqlen-q 133 --seqlen-k 141 --head-dim 128 --heads 2 --kv-heads 1 --causal" \
         "--inputs needle"
@@ -485,7 +492,7 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--batch 40 --seqlen-k 130 --heads 2 --kv-heads 2 --head-dim 64"
       echo "--seqlen-q 3 --seqlen-k 900 --heads 4 --kv-heads 1 --head-dim 128 --softcap 15 --alibi"
       echo "--batch 2 --seqlen-k 700 --heads 8 --kv-heads 2 --head-dim 128 --split-keys 256" ;;
-    # Each head dim and several page sizes, plans for few blocks and many, empty sequences.
+    # Each head dim and several page sizes, plans for few and for many CTAs, empty sequences.
     07_paged/paged_decode)
       echo "--batch 3 --seqused 700,0,1 --seqlen-k 700 --heads 4 --kv-heads 2 --head-dim 128" \
         "--inputs needle"
@@ -516,7 +523,7 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--batch 3 --seqused 300,0,65 --seqlen-k 300 --heads 16 --inputs needle --blocks 3"
       echo "--batch 2 --seqlen-k 200 --seqlen-q 2 --heads 40 --causal --page-size 5 --dtype fp16"
       echo "--seqlen-k 700 --heads 64 --window 130,0 --page-size 64 --blocks 7"
-      # Of v16: the end within a box of 64 rows, two row tiles, and two pieces of a block.
+      # For v16: the end within a box of 64 rows, two row tiles, and two pieces per CTA.
       echo "--batch 2 --seqused 60,700 --seqlen-k 700 --seqlen-q 2 --heads 40 --causal" \
         "--page-size 64 --blocks 2" ;;
     07_paged/paged_append)
@@ -530,25 +537,25 @@ sanitizer_problems() {  # CHAPTER OPERATION
         "--inputs needle"
       echo "--seqlen 165 --head-dim 64 --dtype fp16 --window 17,3"
       echo "--seqlen-q 150 --seqlen-k 233 --head-dim 256"
-      # Each tile of v14, and what it alone has: softcap, packed sequences.
+      # Each tile of v14, and its specific features: softcap, packed sequences.
       echo "--seqlen-q 200 --seqlen-k 150 --head-dim 64 --heads 3 --kv-heads 1"
       echo "--seqlen-q 130 --seqlen-k 250 --head-dim 64 --causal --softcap 15"
       echo "--varlen 0,70,1,130 --varlen-k 9,140,0,265 --head-dim 128 --heads 4 --kv-heads 2" \
         "--causal"
       echo "--varlen 33,200 --head-dim 256 --softcap 50"
       echo "--varlen 200,33 --varlen-k 150,90 --head-dim 64 --dtype fp16 --window 60,20"
-      # FP8: each head dim, a tile of queries and of keys that is cut, masks.
+      # FP8: each head dim, partial query and key tiles, masks.
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --dtype" \
         "e4m3"
       echo "--seqlen 165 --head-dim 64 --window 17,3 --dtype e4m3"
       echo "--seqlen-q 150 --seqlen-k 233 --head-dim 256 --dtype e4m3"
-      # Two windows of values.
+      # Two chunks of V.
       echo "--seqlen-q 150 --seqlen-k 4487 --heads 2 --kv-heads 1 --head-dim 64 --dtype e4m3"
       for n in 64 128 256; do
         echo "--seqlen-q 233 --seqlen-k 150 --heads 6 --kv-heads 3 --head-dim $n --dtype e4m3" \
           "--rotary"
       done ;;
-    # Each head dim, tiles of queries and of keys that are cut, masks; an empty sequence, splits.
+    # Each head dim, partial query and key tiles, masks; an empty sequence, splits.
     08_quant_sparse/forward)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --dtype" \
         "int8"
@@ -557,15 +564,15 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --dtype" \
         "e4m3"
       echo "--seqlen-q 150 --seqlen-k 233 --head-dim 256 --dtype e4m3"
-      # Two windows of values.
+      # Two chunks of V.
       echo "--seqlen-q 150 --seqlen-k 4487 --heads 2 --kv-heads 1 --head-dim 64 --dtype e4m3"
-      # Lists with empty ones, intervals, windows with text behind them.
+      # Lists, some empty; intervals; windows followed by text.
       echo "--seqlen-q 300 --seqlen-k 500 --head-dim 128 --heads 4 --kv-heads 2 --causal --mask" \
         "random:0.3"
       echo "--seqlen 300 --head-dim 64 --dtype fp16 --mask flashmask:prefix_lm_document"
       echo "--seqlen 300 --head-dim 256 --causal --mask flashmask:qk_sparse"
       echo "--seqlen 450 --head-dim 64 --mask sta:2x8x24,2x8x8,2x8x8,2x8x24" ;;
-    # A field and text behind it, of which a share is chosen, and some P V skipped.
+    # A field followed by text, of which a share is selected, and some P V skipped.
     08_quant_sparse/predict)
       echo "--seqlen 450 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs field:4x8x12" \
         "--keep 0.4 --keep-diagonal"
@@ -592,7 +599,7 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen-q 5 --seqlen-k 301 --heads 8 --kv-heads 2 --head-dim 64 --causal --dtype" \
         "int4"
       echo "--seqlen-k 1000 --heads 3 --kv-heads 1 --head-dim 256 --window 831,0 --dtype int4" ;;
-    # Blocks that guess in part, sequences with fewer tokens than are read; the least of all.
+    # Blocks that partly use estimates, sequences with fewer tokens than are read; the minimum.
     08_quant_sparse/sparq)
       echo "--batch 3 --seqused 2300,100,0 --seqlen-k 2300 --heads 8 --kv-heads 2 --head-dim 128"
       echo "--seqlen-k 301 --heads 3 --kv-heads 1 --head-dim 64 --top-columns 7 --top-keys 9" \
@@ -616,8 +623,8 @@ sanitizer_problems() {  # CHAPTER OPERATION
       fi ;;
   esac
 }
-# Steps that a tool of the sanitizer cannot judge, and why: "STEP[,STEP] reason". They are left out under that tool
-# alone, and the log says so.
+# Steps that a sanitizer tool cannot check, and why: "STEP[,STEP] reason". They are left out under
+# that tool only, and the log records it.
 kOneLaneArrives="racecheck follows single threads: it takes reads by lanes that do not arrive \
 themselves for unordered; the emulator, which follows __syncwarp, looks for races here"
 tool_cannot() {  # CHAPTER OPERATION TOOL
@@ -626,13 +633,13 @@ tool_cannot() {  # CHAPTER OPERATION TOOL
       echo "b3_warp_pairs,b4_staggered_dq,b5_l2_order,b6_features,b7_tuned,b8_deterministic the" \
         "two warps of a pair come" \
         "to one named barrier from two places in the code, which PTX allows; synccheck takes it for divergence" ;;
-    # Their producer writes a scale, or which block it is, beside each tile. A warp reads it,
-    # meets in __syncwarp, and one lane arrives for all.
-    # The one finding in f6's kernel, which f7 launches too, is known: sanitizer_exceptions.txt.
+    # Their producer warp writes a scale, or the index of the block, along with each tile. A warp
+    # reads it, synchronises with __syncwarp, and one lane arrives for all. The only finding in f6's
+    # kernel, which f7 launches too, is in sanitizer_exceptions.txt.
     06_flash_v3_hopper/forward/racecheck) echo "$(steps_like "$1" "^f[45]_") $kOneLaneArrives" ;;
     08_quant_sparse/forward/racecheck)
       echo "$(steps_like "$1" '^q[1-8]_|^s[123]_') $kOneLaneArrives" ;;
-    # Its two sides come to one barrier of both from two instances of a template.
+    # Its two sides reach a common barrier from two instances of a template.
     07_paged/paged_mla/synccheck)
       echo "v16_mla_seesaw two warpgroups come to one named barrier from two places in the code," \
         "which PTX allows; synccheck takes it for divergence" ;;

@@ -1,24 +1,27 @@
 #!/usr/bin/env bash
-# Grades one submission: a folder that holds the student's files (ex01a.inc ... ex01e.txt, at any depth).
+# Grades a submission: a folder with the student's files (ex01a.inc ... ex01e.txt, at any depth).
 #
 #   common/scripts/grade.sh SUBMISSION [--student ID] [--out DIR]
 #
-# The student's files are copied out of the submission and built into programs of ours: nothing else of the
-# submission is run. A file that reaches outside its region is refused by exercise_filter.sh, here as at home. The
-# program with the student's kernel gets inputs and gives back tensors; judge_01_naive, which draws the inputs and
-# has the reference and the bounds, says right or wrong, and its exit status is the verdict. That happens three
-# times, under seeds that are drawn now, on the emulator, and on the GPU if there is one.
+# The student's files are copied out of the submission and built into our programs; nothing else in
+# the submission is run. exercise_filter.sh refuses files that reach outside their region, here and
+# on the student's machine. The program with the student's kernel receives inputs and returns
+# tensors. judge_01_naive draws the inputs, computes the reference and the bounds, and its exit
+# status is the verdict. It runs three times with seeds drawn now: on the emulator, and on the GPU
+# if there is one.
 #
-# A kernel exercise that is right has 60 % of its points, and on a GPU up to 40 % for speed: it is timed in turns
-# with the shipped step, on inputs that rotate, and every timed output is judged (all points up to 1.2 x the
-# time of the shipped step, none from 10 x on). Without a GPU, being right is all. Where ncu is there too, the
-# counters of one launch are the referee (attn_report referee): fewer operations than needed, inputs that were not
-# read, a time below the roof or a library's kernel are no points. NCU=/path/to/ncu names an ncu.
+# A correct kernel exercise earns 60 % of its points, and on a GPU up to 40 % for speed. For that it
+# is timed alternately with the shipped step, on rotating inputs, and every timed output is checked
+# (all points up to 1.2 x the time of the shipped step, none from 10 x on). Without a GPU, a correct
+# kernel earns all points. If ncu is available too, the counters of one launch are checked
+# (attn_report referee): fewer operations than needed, inputs that were not read, a time below the
+# roof or a library's kernel earn no points. NCU=/path/to/ncu selects an ncu.
 #
-# Writes DIR/ID.json, a line in DIR/grades.csv, DIR/ID.html, and logs to DIR/ID/; DIR defaults to build/grades.
-# Points: 100 over all exercises, alike. Several may run at once: one builds, the others wait for it. Student code
-# runs as you: use a container for strangers.
-# Exit status: 0 graded (whatever the points), 1 our own programs cannot be built, 2 a submission that cannot be used.
+# Writes DIR/ID.json, a line in DIR/grades.csv, DIR/ID.html, and logs to DIR/ID/; DIR defaults to
+# build/grades. 100 points in total, equally divided among the exercises. Several instances may run
+# at once: one builds, the others wait. Student code runs under your account: use a container for
+# strangers. Exit status: 0 graded (whatever the points), 1 our own programs cannot be built, 2 the
+# submission cannot be used.
 set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 # shellcheck source=common/scripts/build_progress.sh
@@ -39,16 +42,17 @@ done
 student=${student:-$(basename -- "$submission")}
 [[ $student =~ ^[A-Za-z0-9_-][A-Za-z0-9._-]*$ ]] ||
   { echo "grade.sh: --student $student: letters, digits, . _ - only, and no . first" >&2; exit 2; }
-# Without these the filter would let everything pass.
+# Without these tools the filter would accept everything.
 for tool in nm g++; do
   command -v "$tool" >/dev/null || { echo "grade.sh: $tool: not found, and the filter needs it" >&2; exit 1; }
 done
 mkdir -p "$out/$student" "$root/build/grade"
 out=$(cd -- "$out" && pwd -P)
 build=$root/build/grade/build
-built_from=$root/build/grade/files  # one path for all, so that nothing is configured anew; guarded by the lock
+# One path for all submissions avoids reconfiguring; guarded by the lock.
+built_from=$root/build/grade/files
 
-# A folder of its own, and whoever grades the same name waits.
+# Each name has its own folder, and graders of the same name wait for each other.
 work=$out/$student
 exec 8>"$work/lock"
 flock 8
@@ -56,7 +60,7 @@ rm -rf "${work:?}/files" "$work/bin" "$work"/*.log "$work"/*.csv "$work"/*.json
 mkdir "$work/files" "$work/bin"
 trap 'rm -rf "$work/bin"' EXIT
 
-# ---- the exercises there are, and the student's file for each --------------------------------
+# ---- the exercises, and the student's file for each ----------------------------------------------
 exercises=() kernels=() quizzes=() targets=()
 declare -A chapter_of verdict points speed again
 for stub in "$root"/0*/exercises/*.stub.*; do
@@ -79,7 +83,7 @@ for stub in "$root"/0*/exercises/*.stub.*; do
   fi
 done
 
-# Progress, for whoever waits: to standard error.
+# Progress, to standard error.
 say() { echo "grade.sh: $student: $1" >&2; }
 say "$((${#kernels[@]} + ${#quizzes[@]})) of ${#exercises[@]} exercises are handed in"
 
@@ -101,7 +105,7 @@ build_programs() {
   mapfile -t targets < <(printf '%s\n' "${targets[@]}" | awk '!seen[$0]++')
   say "build ${#targets[@]} programs: ${targets[*]}$(time_to_build "$build" "$(nproc)" \
     "${targets[@]}") (log: $work/build.log)"
-  # All at once, as far as it goes; then, for its own words, each that is missing.
+  # Builds everything possible at once; then each missing target alone, for its own messages.
   local shown=(say_progress 20)
   [[ ! -t 2 ]] || shown=(show_progress)
   cmake --build "$build" --target "${targets[@]}" -- -k 0 2>&1 | tee -a "$work/build.log" |
@@ -134,8 +138,9 @@ for e in ${kernels[@]+"${kernels[@]}"}; do
   fi
 done
 
-# ---- kernels: three seeds; their judges run side by side ------------------------------------------
-# What a judge prints is its own; what the student's program prints goes to another file.
+# ---- kernels: three seeds; their judges run in parallel
+# ------------------------------------------- The judge's output is kept apart from the output of
+# the student's program.
 judge() {  # EXERCISE SEED RUN OPTION...
   "$work/bin/judge_${chapter_of[$1]}" "$1" --seed "$2" "${@:4}" >"$work/$1.$3.log" 2>"$work/$1.$3.err.log" </dev/null 8>&-
 }
@@ -143,7 +148,7 @@ failed() {  # EXERCISE RUN: the first failure, and the command that shows it aga
   local log=$work/$1.$2.log
   verdict[$1]="wrong: $(grep -A1 -m1 '^FAIL' "$log" | sed 's/^FAIL *//; s/^ *//' | grep -v '^again: ' | paste -sd ' ')"
   [[ ${verdict[$1]} != "wrong: " ]] || verdict[$1]="wrong: $(tail -n 1 "$work/$1.$2.err.log")"
-  # As the student has it at home, not where this was graded.
+  # With the student's paths, not those of the grader.
   again[$1]=$(sed -n 's,^ *again: .*/judge_,build/release/bin/judge_,p' "$log" | sed -n 1p)
   points[$1]=0
 }
@@ -156,7 +161,7 @@ for e in ${kernels[@]+"${kernels[@]}"}; do
 done
 [[ $to_judge -eq 0 ]] || say "judge $to_judge kernels, each under three seeds"
 runs="1 2 3"
-[[ $gpu -eq 0 ]] || runs="1 2"  # the third is the one that is timed, alone
+[[ $gpu -eq 0 ]] || runs="1 2"  # the third run is timed, alone
 for e in ${kernels[@]+"${kernels[@]}"}; do
   [[ -z ${verdict[$e]} ]] || continue
   for run in $runs; do
@@ -176,7 +181,7 @@ for e in ${kernels[@]+"${kernels[@]}"}; do
   say "$e: ${verdict[$e]%%:*}"
 done
 
-# The counters of one launch; prints why it is no honest one. Silent where there is no ncu.
+# The counters of one launch; prints why it is not an honest one. Prints nothing without ncu.
 referee() {  # EXERCISE SEED RESULT
   local csv=$work/$1.ncu.csv metrics
   [[ -n $ncu ]] || return 0
@@ -190,7 +195,7 @@ for e in ${kernels[@]+"${kernels[@]}"}; do
   [[ $gpu -eq 1 && ${verdict[$e]} = right ]] || continue
   seed=$(new_seed)
   result=$work/$e.json
-  exec 9>"$root/build/grade/gpu.lock"  # nobody else's kernels while one is timed
+  exec 9>"$root/build/grade/gpu.lock"  # no other kernels run while one is timed
   flock 9
   if ! judge "$e" "$seed" 3 --speed --result "$result"; then
     failed "$e" 3
@@ -217,14 +222,15 @@ for e in ${quizzes[@]+"${quizzes[@]}"}; do
   case $status in
     0) verdict[$e]=right points[$e]=1 ;;
     1) verdict[$e]="wrong: $(tail -n 1 "$log")"
-       # Part of the points: "3 of 6 right" or "score 2.5 of 4".
+       # Partial points: "3 of 6 right" or "score 2.5 of 4".
        points[$e]=$(sed -nE 's/^(score )?([0-9.]+) of ([0-9]+).*/\2 \3/p' "$log" |
                     awk 'END { printf "%.4f", ($2 > 0 ? 0.9 * $1 / $2 : 0) }') ;;
     *) verdict[$e]="unusable: $(tail -n 1 "$log" | sed "s@$work/files/@@g")" ;;
   esac
 done
 
-# ---- the results: points are of 100 everywhere -----------------------------------------------------
+# ---- the results: points out of 100 everywhere
+# -----------------------------------------------------
 json_text() { printf '%s' "$1" | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g'; }
 html_text() { printf '%s' "$1" | sed 's/&/\&amp;/g; s/</\&lt;/g; s/>/\&gt;/g; s/"/\&quot;/g'; }
 count=${#exercises[@]}
@@ -275,7 +281,7 @@ HTML
       "not handed in") style=none ;;
       *) [[ ${points[$e]} = 0.00 ]] || style=part ;;
     esac
-    # The task is named, not linked: the page is read elsewhere.
+    # The task is named but not linked: the page is read elsewhere.
     title=$(sed -n '1s/^# //p' "$root/${chapter_of[$e]}/exercises/${e: -1}.md")
     printf '<tr><td>%s<td>%s of %s<td class="%s">%s%s\n' "$(html_text "${title:-$e}")" \
       "${points[$e]}" "$each" "$style" "$(html_text "${verdict[$e]}")" \

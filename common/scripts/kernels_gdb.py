@@ -1,11 +1,11 @@
-# For gdb on kernels in the emulator:
+# gdb extension for kernels in the emulator:
 #
 #     gdb -x common/scripts/kernels_gdb.py --args build/debug/bin/04_flash_v2 --step v3_prefetch
 #
-# - bf16 and fp16 print as numbers, threadIdx and the like as (x, y, z)
-# - tile EXPRESSION ROWS COLUMNS prints a tile; EXPRESSION has $row and $col in it:
+#  - bf16 and fp16 print as numbers, threadIdx and the like as (x, y, z)
+#  - tile EXPRESSION ROWS COLUMNS prints a tile; EXPRESSION contains $row and $col:
 #       tile smem.sQ[swizzled_offset<64>($row, $col)] 4 8
-# - bt ends at the kernel; below it is the emulator (bt -no-filters shows that too)
+#  - bt ends at the kernel and hides the emulator's frames (bt -no-filters shows them)
 import itertools
 import re
 import struct

@@ -1,10 +1,12 @@
 # shellcheck shell=bash
-# What profile.sh and verify_on_gpu.sh share: which ncu, which metrics, and how an export looks. To be sourced.
+# Shared by profile.sh and verify_on_gpu.sh: finds ncu, selects the metrics, formats an export.
+# Sourced.
 #
-# NCU=/path/to/ncu picks an ncu. Without it the first one in PATH is taken, then one in ATTN_NCU_FOLDERS (folders
-# with blanks between them; if not set, /usr/local/cuda/bin and those of Nsight Compute in /opt/nvidia).
+# NCU=/path/to/ncu selects an ncu. Otherwise the first one in PATH is used, then one in
+# ATTN_NCU_FOLDERS (folders separated by blanks; default: /usr/local/cuda/bin and Nsight Compute's
+# folders in /opt/nvidia).
 
-# Prints its path, or nothing. Returns 2 where NCU names none.
+# Prints the path of ncu, or nothing. Returns 2 if NCU names a missing file.
 find_ncu() {
   local ncu folder
   if [[ -n ${NCU:-} && ! -x $NCU ]]; then
@@ -18,14 +20,15 @@ find_ncu() {
   printf '%s\n' "$ncu"
 }
 
-# The metrics of metrics.txt, with commas between.
+# The metrics of metrics.txt, separated by commas.
 ncu_metrics() {  # METRICS_TXT
   awk '/^[a-z]/ && $1 != "section" { printf "%s%s", separator, $1; separator = "," }' "$1"
 }
 
-# From stdin, what `ncu --csv` prints, to stdout: the lines of the metrics asked for by name, and the columns before
-# those of ncu's advice. Before them what ncu does not say and attn_report asks before it compares: the clocks, and
-# the problem, as the chapter program printed it. Returns 1, and prints nothing, where there are no counters.
+# Reads the output of `ncu --csv` from stdin and prints the rows of the requested metrics, without
+# the columns of ncu's advice. Lines in front record what ncu omits and attn_report needs for
+# comparisons: the clocks, and the problem as printed by the chapter program. Returns 1 and prints
+# nothing if there are no counters.
 ncu_export() {  # CLOCKS WHAT_THE_PROGRAM_PRINTED
   local csv
   csv=$(awk '/^"ID"/ { sub(/,"Rule Name".*/, ""); print }

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# A new step that begins as a copy of its parent.
+# Creates a step as a copy of its parent.
 #
 #   common/scripts/new_step.sh CHAPTER NAME --parent STEP
 #   common/scripts/new_step.sh 04_flash_v2 v14_name --parent v11
 #
-# Writes CHAPTER/NAME.cu, whose header is yours to fill in, and adds the step behind its parent to
-# the steps in CHAPTER/CMakeLists.txt and to the chapter's table. It builds, passes the tests of the
-# chapter and runs as it is; then change one idea. `diff_04_v11_v14` shows what you have changed.
+# Writes CHAPTER/NAME.cu with a header to fill in, and adds the step after its parent to the steps
+# in CHAPTER/CMakeLists.txt and to the chapter's table. The copy builds, runs and passes the tests
+# of the chapter unchanged; then change one idea. `diff_04_v11_v14` shows your changes.
 #
-# Exit status: 0, 2 for a mistake on the command line, 1 where the table has another form than this
-# script knows: then it says which lines are yours to add.
+# Exit status: 0; 2 for an error on the command line; 1 if the script does not recognise the form of
+# the table: then it prints the lines for you to add.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -37,7 +37,7 @@ found=("$chapter/$parent.cu" "$chapter/${parent}"_*.cu)
 [[ ${#found[@]} -eq 1 ]] || die 2 "--parent $parent: several steps begin so: ${found[*]}"
 parent=$(basename "${found[0]}" .cu)
 
-# The step. Its header keeps what the parent supports.
+# The step file. Its header keeps the parent's supported features.
 awk -v name="$name" -v parent="$parent" '
   NR == 1 {
     print "// " name ": the change in one line, in the terms of the field."
@@ -55,11 +55,11 @@ awk -v name="$name" -v parent="$parent" '
   { body = 1; print }' "$chapter/$parent.cu" |
   sed "/^\/\/ parent /!s/\b$parent\b/$name/g" >"$chapter/$name.cu"
 
-# The lists of steps, all and those for Hopper.
+# The lists of steps: all of them, and those for Hopper.
 sed -i "/attn_add_chapter/,/)/{/attn_add_chapter\|FIRST_STEPS/!s/\b$parent\b/& $name/}" \
   "$chapter/CMakeLists.txt"
 
-# The table: the declaration, and the expression that has the parent's name.
+# The table: the declaration, and the expression that contains the parent's name.
 places=("$chapter/chapter.cpp" "$chapter"/host/*.{h,cpp})
 mapfile -t tables < <(grep -lw "ATTN_DECLARE_STEP($parent)" "${places[@]}")
 places_of() { grep -nw -- "$1" "${places[@]}" | cut -d : -f 1,2 | head -n 3 | tr '\n' ' '; }
@@ -73,7 +73,7 @@ for table in "${tables[@]}"; do
   if awk -v name="$name" -v parent="$parent" '
     { text = text $0 "\n" }
     END {
-      # A stack of open brackets up to the name; which of them the expression is in.
+      # A stack of open brackets up to the name; which of them contains the expression.
       at = index(text, "\"" parent "\"")
       if (!at) exit 1
       for (i = 1; i < at; ++i) {
@@ -83,7 +83,7 @@ for table in "${tables[@]}"; do
         else if (c ~ /[({[]/) open[++depth] = i
         else if (c ~ /[)}\]]/) --depth
       }
-      # Outwards, until what encloses it is a body or a list of steps.
+      # Moves outwards until the enclosing bracket is a body or a list of steps.
       start = at
       while (depth > 0) {
         before = substr(text, 1, open[depth] - 1)

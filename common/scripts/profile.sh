@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
-# What the hardware counters say about one launch of one step.
+# Collects the hardware counters of one launch of one step.
 #
 #   common/scripts/profile.sh [--lock-clocks] CHAPTER STEP [problem options]
 #   common/scripts/profile.sh 01_naive v2_coalesced --batch 4 --heads 16 --head-dim 128 --seqlen 2048
 #
-# Runs the chapter program of build/release with --profile STEP under ncu, collects what metrics.txt lists, and
-# writes to build/release/results:
+# Runs the chapter program of build/release with --profile STEP under ncu, collects the metrics in
+# metrics.txt, and writes to build/release/results:
 #
-#   CHAPTER.STEP.ncu.csv     a line a kernel and counter, for attn_report and for the digest printed here;
-#                            before them the problem and what was done to the clocks
-#   CHAPTER.STEP.ncu-rep     the same and some sections, to open in Nsight Compute (ncu-ui)
+#   CHAPTER.STEP.ncu.csv     a line per kernel and counter, for attn_report and for the digest printed
+#                            here; the first lines hold the problem and the clock control
+#   CHAPTER.STEP.ncu-rep     the same and some sections, for Nsight Compute (ncu-ui)
 #
-# Clocks are left as they are, so that times compare with those of --time; --lock-clocks lets ncu hold them at
-# their base value, for figures that repeat better. Where there is no ncu, or the driver keeps the counters to
-# itself, the step is timed instead (--time).
+# Clocks are not controlled, so that times are comparable with those of --time. With --lock-clocks
+# ncu locks them at their base value, for better repeatability. If there is no ncu, or the driver
+# denies access to the counters, the step is timed instead (--time).
 #
-# Environment: NCU=/path/to/ncu picks an ncu. Without it the first one in PATH is taken, then one in
-# ATTN_NCU_FOLDERS (folders with blanks between them; if not set, /usr/local/cuda/bin and those of Nsight
-# Compute in /opt/nvidia).
+# Environment: NCU=/path/to/ncu selects an ncu. Otherwise the first one in PATH is used, then one in
+# ATTN_NCU_FOLDERS (folders separated by blanks; default: /usr/local/cuda/bin and Nsight Compute's
+# folders in /opt/nvidia).
 #
-# Exit status: that of the chapter program if it refuses (2 bad option, 3 unsupported, 4 out of memory, 77 no
-# GPU); 1 ncu failed; 0 otherwise, with times only too.
+# Exit status: that of the chapter program if it refuses (2 invalid option, 3 unsupported, 4 out of
+# memory, 77 no GPU); 1 ncu failed; 0 otherwise, also if only times were measured.
 set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 build=$root/build/release
@@ -48,7 +48,7 @@ program=$build/bin/$chapter
 [[ -x $program ]] || die 2 "$program: not built; common/scripts/start.sh build"
 
 # ---- without ncu first ------------------------------------------------------------------------
-# Whatever is wrong with the step, the problem or the machine, the program says it better than ncu.
+# First runs without ncu: the program's error messages are better than ncu's.
 
 status=0
 said=$("$program" "$@" --profile "$step" --require-gpu 2>&1) || status=$?

@@ -3,14 +3,15 @@
 #
 #   common/scripts/sanitize.sh [build/release/bin/01_naive ...]
 #
-# The problems are in gpu_problems.sh: the smallest that take each step through its paths. A line a run says which
-# steps it ran and which of them refused the problem; a step that no problem of its operation reaches is an error.
-# Steps that a tool cannot judge are in gpu_problems.sh, too (tool_cannot); single findings that are
-# known to be false are in sanitizer_exceptions.txt. Both are said with the reason. An exception that
-# matches no finding is an error.
-# ATTN_SANITIZE_JOBS runs go on side by side (half the cores, at most 8, if not set).
+# The problems are in gpu_problems.sh: the smallest that cover each step's code paths. A line per
+# run lists the steps that ran and the steps that refused the problem; a step that no problem of its
+# operation covers is an error. Steps that a tool cannot check are also in gpu_problems.sh
+# (tool_cannot); single findings that are known to be false are in sanitizer_exceptions.txt. Both
+# are reported with the reason. An exception that matches no finding is an error. ATTN_SANITIZE_JOBS
+# runs execute in parallel (default: half the cores, at most 8).
 #
-# Exit status: 0 all clean, 1 a tool found something or a step was not reached, 77 no GPU or no compute-sanitizer.
+# Exit status: 0 all clean, 1 a tool found something or a step was not covered, 77 no GPU or no
+# compute-sanitizer.
 set -euo pipefail
 case ${1:-} in --help) sed -n '2,/^set -/{/^set -/d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -25,7 +26,8 @@ jobs=$((jobs < 1 ? 1 : jobs > 8 && ${ATTN_SANITIZE_JOBS:-0} == 0 ? 8 : jobs))
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# The exceptions, a line each: tool, chapter/step, problem, first, second, because; tabs between.
+# The exceptions, one per line: tool, chapter/step, problem, first, second, because; separated by
+# tabs.
 exceptions=$(awk '
   function finish() {
     if (of["tool"] == "") return
@@ -45,8 +47,8 @@ exceptions=$(awk '
 used=$(mktemp -d)
 trap 'rm -rf "$work" "$used"' EXIT
 
-# What a tool found, a line each: the step, and the two places FILE:LINE in the source, - for none.
-# A finding without a place is one of a step "?".
+# The findings of a tool, one per line: the step, and the two source positions FILE:LINE, - for
+# none. A finding without a position belongs to a step "?".
 findings() {  # LOG
   awk '
     function place() {
@@ -66,7 +68,7 @@ findings() {  # LOG
     }
     END { finish() }' "$1"
 }
-# The line of source at a place, as an exception has it: "FILE: TEXT".
+# The source line at a position, in the form of an exception: "FILE: TEXT".
 source_at() {  # CHAPTER FILE:LINE
   [ "$2" != - ] || { echo -; return; }
   local file
@@ -74,7 +76,7 @@ source_at() {  # CHAPTER FILE:LINE
   [ -z "$file" ] || printf '%s: %s\n' "$(basename "$file")" \
     "$(sed -n "${2##*:}{s/^ *//; s/ *$//; p}" "$file")"
 }
-# Are all findings of a run excused? Prints why, and notes which exceptions were used.
+# Whether all findings of a run are excused. Prints why, and records the exceptions used.
 excused() {  # CHAPTER TOOL PROBLEM LOG
   local step first second entry all
   all=$(findings "$4")
@@ -94,10 +96,10 @@ one() {  # NUMBER TOOL PROGRAM OPERATION PROBLEM STEPS
   # shellcheck disable=SC2086  # a problem is several words
   compute-sanitizer --tool "$2" --error-exitcode 9 \
     "$3" --operation "$4" $5 --step "$6" --require-gpu >"$work/$1.log" 2>&1 || status=$?
-  # 3: no step supports the problem. That is no finding where steps were left out.
+  # 3: no step supports the problem. That is expected if steps were left out.
   if [ $status -ne 0 ] && { [ $status -ne 3 ] || [ "$6" = all ]; }; then
     verdict="NOT CLEAN"
-    # 9: a tool found something. A check that failed besides is no matter of the tool.
+    # 9: a tool found something. A failed check does not concern the tool.
     if [ $status -eq 9 ] &&
       ! awk '$2 == "fail" || $2 == "error" { bad = 1 } END { exit !bad }' "$work/$1.log" &&
       known=$(excused "$(basename "$3")" "$2" "$5" "$work/$1.log" | sort -u

@@ -38,7 +38,7 @@ TEXT
 packages=(g++ cmake ninja-build git libeigen3-dev catch2 libbenchmark-dev libcli11-dev
           nlohmann-json3-dev libfmt-dev libboost-context-dev libmd4c-dev libmd4c-html0-dev)
 docs_packages=(doxygen libjs-mathjax)
-# Nice to have: installed beside missing ones, asked for alone by `install`.
+# Optional: installed together with missing ones, or by an explicit `install`.
 extra_packages=(ccache python3-numpy)
 tools=(g++ cmake ninja git)
 
@@ -48,7 +48,7 @@ source "$root/common/scripts/build_progress.sh"
 build=$root/build/release
 results=$build/results
 log=$build/build.log
-advice=""  # what to do about missing packages; printed again where something fails for want of them
+advice=""  # advice on missing packages; repeated if a later step fails because of them
 
 say() { printf '== %s\n' "$*"; }
 die() {
@@ -56,7 +56,7 @@ die() {
   exit "${2:-1}"
 }
 
-# ---- what is missing -------------------------------------------------------------------------
+# ---- missing packages ------------------------------------------------------------------------
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
@@ -66,8 +66,8 @@ missing_tools() {
   printf '%s' "${missing[*]}"
 }
 
-# missing_packages PACKAGE...: of libraries, those that dpkg does not call installed; a tool may have
-# come from elsewhere.
+# missing_packages PACKAGE...: the libraries that dpkg does not list as installed; tools may have
+# another source.
 missing_packages() {
   local installed package
   installed=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "$@" 2>/dev/null || true)
@@ -104,7 +104,7 @@ install_missing() {  # PACKAGE...
   local as_root=()
   if [[ $(id -u) -ne 0 ]]; then
     as_root=(sudo)
-    # sudo may ask for a password, but only where somebody can answer.
+    # sudo may ask for a password, but only if a terminal is attached.
     if ! have sudo || { [[ ! -t 0 ]] && ! sudo -n true 2>/dev/null; }; then as_root=(none); fi
   fi
   if [[ ${ATTN_NO_INSTALL:-0} == 1 || ${as_root[*]} == none ]]; then
@@ -115,18 +115,18 @@ install_missing() {  # PACKAGE...
   fi
   say "install ${missing[*]}"
   local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300)
-  # Old lists may still do, so a failed update alone is no reason to stop.
+  # Old package lists may suffice, so a failed update alone is no reason to stop.
   "${apt[@]}" update </dev/null >>"$log" 2>&1 || say "apt-get update failed (log: $log)"
   advice="To go on without them: ATTN_NO_INSTALL=1 $0"
   run_logged apt-get "${apt[@]}" install -y --no-install-recommends "${missing[@]}" </dev/null
   advice=""
 }
 
-# ---- the GPU at hand -------------------------------------------------------------------------
+# ---- the GPU of this machine -----------------------------------------------------------------
 
-# cuda_arguments: one argument for cmake, unless the user's own speak of CUDA: the architectures of
-# the GPUs that the driver names, as 90-real;89-real; or no code for a GPU. Nothing where nvcc is
-# missing or older than a GPU, or where there is a device and no tool to ask.
+# cuda_arguments: one argument for cmake, unless the user's own mention CUDA: the architectures of
+# the GPUs that the driver reports, as 90-real;89-real; or no GPU code. Nothing if nvcc is missing
+# or older than a GPU, or if there is a device and no tool to query it.
 cuda_arguments() {
   have nvcc || return 0
   [[ ${ATTN_CMAKE_ARGS:-} != *CUDA* ]] || return 0
@@ -148,8 +148,7 @@ cuda_arguments() {
 
 # ---- configure, build ------------------------------------------------------------------------
 
-# run_logged NAME COMMAND...: its output goes to the log; where it fails, what matters of it is
-# printed.
+# run_logged NAME COMMAND...: writes its output to the log; prints the relevant part if it fails.
 run_logged() {
   local name=$1 first status=0
   shift
@@ -160,7 +159,7 @@ run_logged() {
     "$@" >>"$log" 2>&1 || status=$?
   fi
   [[ $status -eq 0 ]] && return
-  # The first error counts: what runs beside it can push it far from the end.
+  # The first error matters: parallel jobs can push it far from the end.
   tail -n "+$first" "$log" | awk '
     /^FAILED:|CMake Error|^E: / && !found { found = NR }
     { line[NR] = $0 }
@@ -192,7 +191,7 @@ prepare() {  # PACKAGE...
   mkdir -p "$build"
   : >"$log"
   install_missing "$@"
-  # The installer of the CUDA Toolkit leaves PATH alone.
+  # The installer of the CUDA Toolkit does not change PATH.
   if ! have nvcc && [[ -x /usr/local/cuda/bin/nvcc ]]; then PATH=$PATH:/usr/local/cuda/bin; fi
   jobs=${ATTN_JOBS:-$(count_jobs)}
   [[ $jobs =~ ^[1-9][0-9]*$ ]] || die "ATTN_JOBS=$jobs: must be a whole number from 1" 2
@@ -201,13 +200,14 @@ prepare() {  # PACKAGE...
   own=$(cuda_arguments)
   read -r -a arguments <<<"${ATTN_CMAKE_ARGS:-}"
   [[ -z $own ]] || arguments+=("$own")
-  # With few cores several steps of a chapter are one compile unit: their headers are parsed once.
+  # With few cores several steps of a chapter are one compile unit, so their headers are parsed
+  # once.
   [[ $own == *ARCHITECTURES* || $jobs -gt 4 || ${ATTN_CMAKE_ARGS:-} =~ CUDA|ATTN_TOGETHER ]] ||
     arguments+=(-DATTN_TOGETHER=4)
   if [[ -f $remembered && $(<"$remembered") != "${arguments[*]}" ]]; then
     rm -f "$build/CMakeCache.txt"
   fi
-  # CMake refuses the cache of a folder that was moved, or is mounted elsewhere in a container.
+  # CMake refuses the cache of a folder that was moved, or mounted elsewhere in a container.
   local home
   home=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$build/CMakeCache.txt" 2>/dev/null || true)
   if [[ -n $home && $home != "$root" ]]; then
@@ -259,7 +259,7 @@ run_chapters() {
   done
 
   prepare "${packages[@]}"
-  # Tests, exercises and benchmarks are not needed for a table.
+  # A table needs no tests, exercises and benchmarks.
   build_targets "${chapters[@]}" attn_report
   say "left out: tests and benchmarks (start.sh build), exercises (start.sh build --exercise ex01a)"
   rm -rf "$results"
@@ -271,8 +271,8 @@ run_chapters() {
     # Its steps, "  NAME  OPERATION  IDEA".
     steps=$("$program" --list | awk '/^  [^ ]/ { print $1, $2 }')
     mapfile -t operations < <(awk '!seen[$2]++ { print $2 }' <<<"$steps")
-    # A step or an operation in OPTIONs replaces the list; a chapter without it is passed over, unless
-    # there is no other: its program says then what it has.
+    # A step or an operation in OPTIONs replaces the list. A chapter that lacks it is skipped,
+    # unless it is the only one: then its program prints what it has.
     for word in "${asked[@]}"; do
       operations=("")
       if [[ ${#chapters[@]} -gt 1 ]] && ! grep -qwF -- "${word%%,*}" <<<"$steps"; then
@@ -286,7 +286,7 @@ run_chapters() {
       status=0
       "$program" ${operation:+--operation "$operation"} --time --json "$results/$name.json" \
         "${options[@]}" >"$results/$name.txt" 2>&1 || status=$?
-      # A bad option is bad for every chapter, and said in one line.
+      # An invalid option is invalid for every chapter, and reported in one line.
       if [[ $status -eq 2 && ${#files[@]} -eq 0 ]]; then
         tail -n 1 "$results/$name.txt" >&2
         exit 2
@@ -294,7 +294,7 @@ run_chapters() {
       [[ ! -s $results/$name.json ]] || files+=("$results/$name.json")
       case $status in
         0) passed=1 ;;
-        3) ;;  # not every chapter takes every problem: the table gives each step's reason
+        3) ;;  # chapters may refuse a problem: the table gives each step's reason
         *)
           cat "$results/$name.txt"
           say "$name failed with status $status"
@@ -304,7 +304,7 @@ run_chapters() {
     done
   done
   [[ ${#files[@]} -eq 0 ]] || "$build/bin/attn_report" summary "${files[@]}"
-  # Nothing failed, but nothing took the problem either.
+  # Nothing failed, but no chapter supported the problem either.
   if [[ $failed -eq 0 && $passed -eq 0 ]]; then failed=3; fi
   exit "$failed"
 }
@@ -329,7 +329,7 @@ find_exercise() {
   fi
 }
 
-# build_exercises [--exercise ex01a]...: what each needs; without one, all there is.
+# build_exercises [--exercise ex01a]...: builds the targets of each exercise; without one, of all.
 build_exercises() {
   local exercise word chapter student page targets=() all=() next=()
   while [[ $# -gt 0 ]]; do
@@ -350,8 +350,8 @@ build_exercises() {
   for word in "${next[@]}"; do say "$word"; done
 }
 
-# judge_exercise ex01a [hint|diff]: builds the student's file and says what the compiler says of it,
-# or the verdict, and nothing else. Exits with 1 if it is wrong.
+# judge_exercise ex01a [hint|diff]: builds the student's file and prints only the compiler's
+# messages or the verdict. Exits with 1 if it is wrong.
 judge_exercise() {
   [[ $# -ge 1 ]] || die "exercise: which one? As exercise ex01a" 2
   local exercise=$1 chapter student page targets=() status=0
@@ -403,7 +403,7 @@ case $command in
     build_targets all
     say "test ($jobs at once)"
     progress=()
-    [[ ! -t 1 ]] || progress=(--progress)  # one line that is written over
+    [[ ! -t 1 ]] || progress=(--progress)  # one line that is overwritten
     ctest --preset release --parallel "$jobs" "${progress[@]}" \
       --output-junit "$build/test-results.xml" "$@"
     ;;

@@ -1,39 +1,40 @@
 #!/usr/bin/env bash
-# Runs on a GPU machine what CI cannot, and writes what it saw to docs/reports/<gpu>/.
+# Runs everything that CI cannot run without a GPU, and writes the results to docs/reports/<gpu>/.
 #
 #   common/scripts/verify_on_gpu.sh [--out DIR] [--seconds N] [--changed] [--only PATTERN]
 #                                   [PART...] [CHAPTER...]
 #   common/scripts/verify_on_gpu.sh times peers 03_flash_v1
-#   common/scripts/verify_on_gpu.sh --seconds 900      what is stalest first, for at most 15 minutes
+#   common/scripts/verify_on_gpu.sh --seconds 900      the stalest first, for at most 15 minutes
 #
-#   tests      every test tagged [gpu] but for the large ones            -> tests.CHAPTER.txt
+#   tests      every test tagged [gpu] except the large ones             -> tests.CHAPTER.txt
 #   large      those tagged [large]: tensors of more than 2^31 elements  -> large.CHAPTER.txt
 #   sanitizer  four tools of compute-sanitizer over every step           -> sanitizer.CHAPTER.txt
 #   access     the rules of warp_access.h against the hardware counters  -> warp_access.txt
 #   times      every step at the problems of its chapter                 -> CHAPTER.OPERATION.jsonl
-#   peers      PyTorch's backends and the steps, taking turns            -> peers.CHAPTER*.jsonl
+#   peers      PyTorch's backends and the steps, alternating             -> peers.CHAPTER*.jsonl
 #   counters   ncu over one launch of every step                         -> CHAPTER.counters.csv
-#   compiler   registers, stack and machine instructions of every kernel -> compiler.CHAPTER.txt
+#   compiler   registers, stack and SASS instructions of every kernel    -> compiler.CHAPTER.txt
 #
-# Without PART all of them, without CHAPTER all chapters. What belongs to no chapter, the tests of
-# common/ and access, goes by the name common. The problems of each chapter are in gpu_problems.sh.
+# Without PART all parts run, without CHAPTER all chapters. Parts that belong to no chapter, the
+# tests of common/ and access, use the name common. The problems of each chapter are in
+# gpu_problems.sh.
 #
-# Every line says on which GPU, at which clocks and of which code it was measured (attn_report
-# evidence record, which is the only way to write one). A run that is cut off keeps what it has.
+# Every line records the GPU, the clocks and the code that it was measured with (attn_report
+# evidence record, which is the only way to write one). An interrupted run keeps its finished lines.
 #
-# With --seconds only what is stale is measured: first what never passed, then other kernels, then
-# other launch code and ways of measuring. A part begins only if it fits, going by how long it took
-# the last time. Called again, it goes on where it stopped.
+# With --seconds only stale measurements are repeated: first those that never passed, then changed
+# kernels, then changed launch code and measurement methods. A part begins only if it fits into the
+# remaining time, judging by its last duration. A later call continues where this one stopped.
 #
-# With --changed lines that are of the code as it is stay: only stale ones are measured again.
+# With --changed, current lines are kept: only stale ones are measured again.
 #
-# With --only the part times measures those problems whose names match: --only '^climb_'.
+# With --only, the part times measures only problems whose names match: --only '^climb_'.
 #
-# `attn_report evidence check DIR` says afterwards what is stale. The programs are expected in
-# build/release: build them first with common/scripts/start.sh. Where the sources are a copy without
-# .git, ATTN_COMMIT says which commit they are of.
+# `attn_report evidence check DIR` lists what is still stale. The programs are expected in
+# build/release: build them first with common/scripts/start.sh. If the sources are a copy without
+# .git, ATTN_COMMIT names their commit.
 #
-# Exit status: 0, 1 if a part failed, 2 for a mistake on the command line, 77 where there is no GPU.
+# Exit status: 0, 1 if a part failed, 2 for an error on the command line, 77 if there is no GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 bin=build/release/bin
@@ -101,7 +102,7 @@ done
 
 needed=()
 for chapter in "${chapters[@]}"; do [ "$chapter" = common ] || needed+=("$chapter"); done
-[ ${#needed[@]} -gt 0 ] || needed=("${all_chapters[0]}")  # it says which GPU there is
+[ ${#needed[@]} -gt 0 ] || needed=("${all_chapters[0]}")  # any program can report the GPU
 for chapter in "${needed[@]}" attn_report; do
   [ -x "$bin/$chapter" ] || die 2 "$bin/$chapter: not built; common/scripts/start.sh build"
 done
@@ -114,7 +115,7 @@ gpu=$(sed -E 's/ \(sm.*//; s/^NVIDIA //; s/GeForce //; s/[^A-Za-z0-9]+/-/g' <<<"
   tr '[:upper:]' '[:lower:]')
 out=${out:-docs/reports/$gpu}
 mkdir -p "$out"
-# Each unit with the seconds that it took the last time.
+# Each unit with its duration in seconds in the last run.
 all=--all
 [ -z "$limit$changed" ] || all=
 work=$(mktemp -d)
@@ -125,8 +126,8 @@ trap 'rm -rf "$work"' EXIT
 mapfile -t units <"$work/units"
 
 gpus=${CUDA_VISIBLE_DEVICES:-0}
-# Asks nvidia-smi about the GPU in use: sets uuid, driver, power, sm, memory and temperature, to
-# "unknown" where there is no nvidia-smi, or for what it cannot say.
+# Queries nvidia-smi about the GPU in use: sets uuid, driver, power, sm, memory and temperature, to
+# "unknown" if there is no nvidia-smi or no value.
 ask() {
   local field said
   said=$(nvidia-smi --id="${gpus%%,*}" --format=csv,noheader,nounits \
@@ -144,7 +145,7 @@ as_json() {  # a number, or a text
   if [[ $1 =~ ^[0-9]+(\.[0-9]+)?$ ]]; then echo "$1"; else echo "\"${1//[\"\\]/}\""; fi
 }
 commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo "${ATTN_COMMIT:-unknown}")
-# Not all of the sources are committed: "+".
+# Marks uncommitted changes in the sources: "+".
 if git rev-parse HEAD >/dev/null 2>&1; then
   git diff --quiet HEAD -- . ':!docs' 2>/dev/null || commit=$commit+
 fi
@@ -154,7 +155,7 @@ begins() {  # what is measured next
   ask
   before=$temperature
 }
-# When, where and on which GPU: to $work/measured.
+# Writes time, machine and GPU to $work/measured.
 provenance() {
   local key value text=
   ask
@@ -175,7 +176,7 @@ record() {  # PART CHAPTER NAME FILE [--options OPTIONS]...
   provenance
   "$report" evidence record "$out" "$@" --measured "$work/measured" --unchanged-since "$work/keys"
 }
-# What must be measured: "all", some steps, or nothing.
+# The measurements to repeat: "all", some steps, or nothing.
 todo() {  # PART CHAPTER [NAME [STEPS]]
   if [ -z "$changed" ]; then echo all; else
     "$report" evidence todo "$out" "$1" "$2" ${3:+"$3"} ${4:+--steps "$4"}
@@ -185,7 +186,7 @@ steps_of() { sed -n 's/.*--step \([^ ]*\).*/\1/p' <<<"$1"; }  # OPTIONS
 
 # ---- the parts: each takes a chapter and returns 1 if something failed -------------------------
 
-# The tests that a tag expression selects; where there is none, that is a failure.
+# The tests that a tag expression selects; it is a failure if there are none.
 tagged() {  # CHAPTER TAGS
   local test name listed count=0 status=0
   for test in "$bin"/test_*; do
@@ -195,7 +196,7 @@ tagged() {  # CHAPTER TAGS
       common/*|"$1/test_$1") ;;
       *) continue ;;
     esac
-    # Listed first, looked at then: grep -q would end the pipe under a program that still writes.
+    # Stored first, then searched: grep -q would close the pipe while the program still writes.
     listed=$("$test" --list-tests "$2" || true)
     grep -q '^  [^ ]' <<<"$listed" || continue  # has none
     echo "$name $2"
