@@ -1,5 +1,5 @@
-// A kernel that writes one element past a buffer, under AddressSanitizer: the report has to name
-// this file and the line that #line gives to the store (see CMakeLists.txt).
+// A kernel that writes one element past a buffer, under AddressSanitizer: the report must name this
+// file and the line that #line assigns to the store (see CMakeLists.txt).
 #include <cstdio>
 
 #define ATTN_EMULATED

@@ -1,12 +1,12 @@
-// Runs one version of a step (broken_step.h) in the emulator, looking for races, under twelve
-// schedules (three if it is unchanged), in half of which copies are early.
+// Runs one version of a step (broken_step.h) in the emulator with race detection, under twelve
+// schedules (three if it is unchanged), half of them with early copies.
 //
-//     broken_v8_persistent 3   exits with 0 if the first schedule that fails says the declared reason
-//     broken_v8_persistent 0   the step unchanged: exits with 0 if all schedules pass
+//     broken_v8_persistent 3   exits with 0 if the first failing schedule has the declared reason
+//     broken_v8_persistent 0   the unchanged step: exits with 0 if all schedules pass
 //
-// What is said begins with "mismatch" or "damage" (a guard band, an input), or it is the emulator's
-// own line: "race: ...", "deadlock: ...", "... calls wgmma at ... without wgmma_fence since the
-// last wait".
+// A report begins with "mismatch" or "damage" (a guard band, an input), or it is the emulator's own
+// line: "race: ...", "deadlock: ...", "... calls wgmma at ... without wgmma_fence since the last
+// wait".
 #include "tests/broken_step.h"
 
 #include <fmt/format.h>
@@ -24,14 +24,14 @@
 #include "run/session.h"
 
 namespace attn {
-[[gnu::weak]] const Chapter& chapter();  // linked where a step needs more than its launch
+[[gnu::weak]] const Chapter& chapter();  // linked if a step needs more than its launch
 }
 
 namespace {
 
 using namespace attn;
 
-// A step around a version's launch. Steps with a dynamic tile scheduler find its counter cleared.
+// A step around a version's launch. For steps with a dynamic tile scheduler the counter is cleared.
 Step step_of(const tests::Version& version) {
   Step step;
   if (chapter)
@@ -54,15 +54,15 @@ Step step_of(const tests::Version& version) {
   return step;
 }
 
-// A mask of the kind that the step has.
+// A mask of the kind that the step supports.
 void give_mask(Problem& p) {
-  // Some blocks closed, and all of the second tile of queries of head 1.
+  // Some blocks closed, and the whole second query tile of head 1.
   std::vector<bool> open(24);
   for (std::size_t n = 0; n < open.size(); ++n) open[n] = n % 5 != 2 && n / 4 != 4;
   p.mask = std::make_shared<BlockMask>(128, 128, std::vector<int64_t>{1, 2, 3, 4}, open);
   for (const Step& s : chapter().steps)
     if (s.name == tests::kStep && !refusal(s, p)) return;
-  // A canvas of 1 x 1 x 3 tiles, windows of one and of three, and text.
+  // A canvas of 1 x 1 x 3 tiles, windows of one and of three tiles, and text.
   Problem canvas = p;
   canvas.seqlen_q = canvas.seqlen_k = 3 * 128 + 150;
   canvas.mask = std::make_shared<SlidingTiles>(Sides{6, 8, 8}, Sides{2, 8, 8},
@@ -73,9 +73,9 @@ void give_mask(Problem& p) {
       p = canvas;
       return;
     }
-  // Of head 0 a band of rows for each key. Of head 1 for the first block all but the last row of
-  // the first tile; for the second all rows, but of its first key none; for the others the last row
-  // of a warp.
+  // Head 0: a band of rows per key. Head 1: in the first block all rows except the last row of the
+  // first tile; in the second block all rows, but none for its first key; in the others the last
+  // row of a warp.
   std::vector<int64_t> begin, end;
   const auto hide = [&](int64_t from, int64_t to) { begin.push_back(from), end.push_back(to); };
   for (int64_t j = 0; j < p.seqlen_k; ++j) hide(j / 2, std::min<int64_t>(300, j / 2 + 129 + j % 3));
@@ -87,7 +87,7 @@ void give_mask(Problem& p) {
   p.mask = std::make_shared<ColumnIntervals>(std::vector<int64_t>{1, 2, 1, p.seqlen_k}, begin, end);
 }
 
-// What is wrong with the step under this schedule, or "".
+// The fault of the step under this schedule, or "".
 std::string run(const Step& step, const Problem& problem, Session& session,
                 const std::vector<Expected>& expected) {
   if (const Status status = session.prepare(step); !status.ok()) return status.message;
@@ -100,7 +100,7 @@ std::string run(const Step& step, const Problem& problem, Session& session,
   return "";
 }
 
-// The lines of code that a message names in a version's file: "v8_persistent/3.cu:120" is one.
+// The lines of a version's file that a message names: "v8_persistent/3.cu:120" is one.
 std::vector<std::string> lines_named(const std::string& said, unsigned long number) {
   const std::string name = fmt::format("/{}.cu:", number);
   std::vector<std::string> named;
@@ -114,7 +114,7 @@ std::vector<std::string> lines_named(const std::string& said, unsigned long numb
   return named;
 }
 
-// Whether it is said for the declared reason.
+// Whether the report matches the declared reason.
 bool is_reason(const std::string& said, const std::string& reason, unsigned long number) {
   const std::size_t bar = reason.find(" | ");
   if (bar == reason.npos) return said.find(reason) != said.npos;
@@ -144,40 +144,41 @@ int main(int argc, char** argv) {
   p.seqlen_q = 300, p.seqlen_k = 391, p.head_dim = 64, p.heads = 2, p.kv_heads = 1;
   p.dtype = quantises_to(step);
   if (step.name == "f6_smooth_v_chunks")
-    p.seqlen_q = 150, p.seqlen_k = 4096 + 391;  // two windows of keys
+    p.seqlen_q = 150, p.seqlen_k = 4096 + 391;  // two chunks of V
   if (step.name == "q8_tuned") p.seqlen_q = 200, p.seqlen_k = 4096 + 391;
   if (takes(step, "rotary")) p.own["rotary"] = {1};
   const Operation& op = *step.operation;
-  if (op.few_queries > 0 && !op.complete) {  // decoding: an odd first key, lengths that differ
+  if (op.few_queries > 0 && !op.complete) {  // decoding: an odd first key, mixed lengths
     p.seqlen_q = 4, p.heads = 8, p.kv_heads = 2, p.batch = 2;
     p.seqused_k = {391, 150}, p.window_left = 232, p.window_right = 0;
-    if (p.dtype != DType::bf16)  // tiles are larger: three of some warps
+    if (p.dtype != DType::bf16)  // larger tiles: some warps have three
       p.seqlen_k = 591, p.seqused_k = {591, 150}, p.window_left = 532;
-    if (step.name == "d9_kivi")  // whose last stage is filled, behind the newest tokens
+    if (step.name == "d9_kivi")  // fills its last stage, after the newest tokens
       p.seqlen_k = 2091, p.seqused_k = {2091, 150}, p.window_left = 2032;
   }
   if (op.few_queries > 0 && op.complete) {  // pages: pieces of a block, blocks of a piece
     p.seqlen_q = 1, p.batch = 2, p.seqused_k = {391, 70}, p.own["blocks"] = {3};
-    if (step.name == "v16_mla_seesaw")  // two tiles in turn: long pieces, and one of a single tile
+    // two alternating tiles: long pieces, and a piece of one tile
+    if (step.name == "v16_mla_seesaw")
       p.seqlen_k = 903, p.seqused_k = {60, 903}, p.own["blocks"] = {2};
-    // two groups of two, two tiles of their rows; and one alone
+    // two groups of two, with two row tiles each; and a single one
     if (step.name == "v17_prefix_tma") {
       p.seqlen_q = 13, p.heads = 16, p.kv_heads = 2, p.batch = 5;
       p.seqused_k = {391, 340, 352, 391, 330}, p.own["shared_prefix"] = {300, 2}, p.causal = true;
     }
     op.complete(p, {});
   }
-  if (takes(step, "keep")) {  // a field and text, of which some blocks are chosen
+  if (takes(step, "keep")) {  // a field and text; some blocks are selected
     p.seqlen_q = p.seqlen_k = 4 * 8 * 16 + 60;
     p.own = {{"field", {4, 8, 16}}, {"similarity", {0.05}}, {"keep", {0.3}}};
     p.own["keep_sink"] = p.own["keep_diagonal"] = {1};
     if (takes(step, "skip_below")) p.own["skip_below"] = {6}, p.own["keep"] = {1};
-    if (step.name == "s9_tuned") {  // that visits more than a window's 32 blocks of keys
+    if (step.name == "s9_tuned") {  // more than the 32 key blocks of a window
       p.seqlen_q = 200, p.seqlen_k = 4096 + 391;
       p.own = {{"similarity", {0}}, {"keep", {0.95}}};
     }
   }
-  if (takes(step, "serial"))  // chunks of prompts beside sequences that decode
+  if (takes(step, "serial"))  // prompt chunks together with decoding sequences
     p.varlen_q = {300, 1, 3}, p.varlen_k = {391, 391, 70}, p.own["blocks"] = {2};
   else if (op.name == "paged_prefill")  // sequences that end within a page
     p.heads = 4, p.kv_heads = 2, p.varlen_q = {300, 3, 0}, p.varlen_k = {391, 70, 5};
@@ -185,11 +186,11 @@ int main(int argc, char** argv) {
   if (takes(step, "mask")) give_mask(p);
   const HostTensors inputs = draw_inputs(p, op.inputs(p));
   const std::vector<Expected> expected = expected_of(step, p, inputs, {});
-  // The step itself is run under many schedules elsewhere.
+  // The unchanged step runs under many schedules in another test.
   const uint64_t schedules = version.reason.empty() ? 3 : 12;
   for (uint64_t schedule = 1; schedule <= schedules; ++schedule) {
     choose_schedule(schedule);
-    if (takes(step, "streams")) {  // two launches at the same time, half of the times
+    if (takes(step, "streams")) {  // two concurrent launches in half of the runs
       p.own.erase("streams");
       if ((schedule & 2) != 0) p.own["streams"] = {1};
     }
@@ -200,7 +201,7 @@ int main(int argc, char** argv) {
     const bool declared = !version.reason.empty() && is_reason(wrong, version.reason, number);
     for (const std::string& line : lines_named(wrong, number)) fmt::print("  line: {}\n", line);
     fmt::print("schedule {}: {}\n", schedule, wrong);
-    // What fails in another way is narrowed down, which takes many runs.
+    // An unexpected failure is diagnosed, which takes many runs.
     if (declared) fmt::print("noticed\n");
     else
       fmt::print("  varied: {}\nnot the declared reason: {}\n",

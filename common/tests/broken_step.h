@@ -1,6 +1,6 @@
 /// \file
-/// Versions of a step of which each has one place changed: attn_add_broken_steps generates them,
-/// and broken_step.cpp runs them.
+/// Versions of a step, each changed in one place: attn_add_broken_steps generates them, and
+/// broken_step.cpp runs them.
 #pragma once
 
 #include <string>
@@ -12,13 +12,13 @@ namespace attn::tests {
 
 struct Version {
   LaunchFunction launch;
-  /// Words of what must be said of it; "" of the first, which is unchanged. "race: A | B": a race
-  /// between a line that holds A and one that holds B.
+  /// Words that the report must contain; "" for the first version, which is unchanged. "race: A |
+  /// B": a race between a line that contains A and one that contains B.
   std::string reason;
-  LaunchFunction prepare = nullptr;  ///< of steps that have one of their own
+  LaunchFunction prepare = nullptr;  ///< for steps with their own
 };
 extern const std::vector<Version> kVersions;
-extern const char* const kFolder;  ///< of their files: 1.cu, 2.cu, ...
-extern const char* const kStep;    ///< what is changed
+extern const char* const kFolder;  ///< folder of their files: 1.cu, 2.cu, ...
+extern const char* const kStep;  ///< the changed step
 
 }  // namespace attn::tests

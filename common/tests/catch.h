@@ -1,10 +1,10 @@
-// Catch2 2.13 and 3.x put their headers in different places. Tests include this file and use what
-// both have: TEST_CASE, SECTION, CHECK, REQUIRE, CHECK_THROWS_AS, GENERATE, INFO and Approx.
+// Catch2 2.13 and 3.x have different headers. Tests include this file and use the common subset:
+// TEST_CASE, SECTION, CHECK, REQUIRE, CHECK_THROWS_AS, GENERATE, INFO and Approx.
 #pragma once
 
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
-using Catch::Approx;  // 2.13 has it in the global namespace already
+using Catch::Approx;  // 2.13 declares it in the global namespace
 #elif __has_include(<catch2/catch.hpp>)
 #include <catch2/catch.hpp>
 #else
@@ -16,10 +16,10 @@ using Catch::Approx;  // 2.13 has it in the global namespace already
 
 namespace attn::tests {
 
-/// How often a case, or a part of one, was not run, so far.
+/// Number of cases, or parts of cases, skipped so far.
 inline int skipped_cases = 0;
-/// Says that a case, or a part of one, is not run, and why. ctest counts such a case as skipped
-/// (AttnChapter.cmake), and the program says at its end how many there were: a WARN would let it
+/// Reports that a case, or a part of one, is not run, and why. ctest counts such a case as skipped
+/// (AttnChapter.cmake), and the program prints their number at its end. A WARN would let the case
 /// pass, and Catch2 2.13 has no SKIP.
 inline void skipped(const std::string& why) {
   ++skipped_cases;
@@ -29,7 +29,7 @@ inline void skipped(const std::string& why) {
 
 }  // namespace attn::tests
 
-/// Ends a case that cannot run here.
+/// Ends a case that cannot run on this machine.
 #define ATTN_SKIP(why)         \
   do {                         \
     attn::tests::skipped(why); \

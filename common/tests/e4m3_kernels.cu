@@ -14,7 +14,7 @@ struct E4M3Storage {
   alignas(1024) uint8_t sB[64 * kRowBytes];
 };
 
-// D [64, 64] = A B of A [64, 32 groups] and B^T [64, 32 groups], 32 of k after 32 of k.
+// D [64, 64] = A B with A [64, 32 groups] and B^T [64, 32 groups], in k steps of 32.
 template <int kRowBytes, bool kRegisters>
 __global__ void __launch_bounds__(128, 1)
     e4m3_kernel(const uint8_t* gA, const uint8_t* gB, float* gD, int groups) {
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(128, 1)
   const int lane_id = threadIdx.x % 32, row0 = static_cast<int>(threadIdx.x) / 32 * 16;
   float d[8][4];
   for (int step = 0; step < groups; ++step) {
-    if (step % kSteps == 0) {  // the next panel; what is behind the end is not multiplied
+    if (step % kSteps == 0) {  // the next panel; data past the end is not multiplied
       for (int i = threadIdx.x; i < 64 * kChunks; i += 128) {
         const int row = i / kChunks, chunk = i % kChunks;
         const int place = kRowBytes == 128 ? chunk ^ row % 8 : chunk ^ row / 2 % 4;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(128, 1)
       wgmma_e4m3(d, left, right, step > 0);
     wgmma_commit();
     wgmma_wait<0>(d);
-    __syncthreads();  // all are done with the panel
+    __syncthreads();  // all warps have read the panel
   }
   for (int n = 0; n < 8; ++n)
     for (int i = 0; i < 4; ++i)

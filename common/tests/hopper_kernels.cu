@@ -1,6 +1,6 @@
-// A kernel around the functions of common/ptx that Hopper has: a warp copies, a warpgroup
-// multiplies, two stages between them. The result is compared with what the test computes; and each
-// thing that keeps the two apart can be left out.
+// A kernel that uses Hopper's functions of common/ptx: a producer warp copies, a warpgroup
+// multiplies, with two pipeline stages. The result is compared with that of the test; each
+// synchronisation can be left out.
 #include "attn/kernel.h"
 #include "ptx/mbarrier.h"
 #include "ptx/mma.h"
@@ -16,7 +16,7 @@ using namespace attn::tests;
 
 template <int kN>
 struct Product {
-  static constexpr int kPanels = ceil_div(kN, 64);  // of 64 columns
+  static constexpr int kPanels = ceil_div(kN, 64);  // 64 columns each
   template <class Element>
   struct Storage {
     alignas(1024) Element sA[2][64 * 64];
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(384, 1)
   }
   __syncthreads();
 
-  // the producer; a third warpgroup is there so that registers can be released
+  // the producer; the third warpgroup only releases registers
   if (threadIdx.x >= 128) {
     setmaxnreg_dec<24>();
     if (threadIdx.x != 128) return;
@@ -72,14 +72,14 @@ __global__ void __launch_bounds__(384, 1)
     if (fault != kNoWaitForCopy) mbarrier_wait(&smem.full[s], (t / 2 % 2) ^ (fault == kWrongPhase));
     uint32_t a[4][4];
     if constexpr (kRegisters)
-      for (int k = 0; k < 4; ++k) {  // piece p of row r lies at p ^ (r % 8)
+      for (int k = 0; k < 4; ++k) {  // 16-byte chunk p of row r is at p ^ (r % 8)
         const int row = row0 + lane_id % 16, piece = 2 * k + lane_id / 16;
         ldmatrix_x4(a[k], smem.sA[s] + row * 64 + (piece ^ row % 8) * 8);
       }
     if (fault != kNoRegisterFence) wgmma_fence();
     const SmemDescriptor operand_a = smem_descriptor(smem.sA[s]);
     const SmemDescriptor operand_b = smem_descriptor(smem.sB[s], 64 * 64 * 2);
-    for (int k = 0; k < 4; ++k) {  // 16 of k are 32 bytes on, or 16 rows of 128
+    for (int k = 0; k < 4; ++k) {  // a k step of 16 advances 32 bytes, or 16 rows of 128
       const SmemDescriptor b = operand_b + (kTransposedB ? 2048 * k : 32 * k);
       if constexpr (kRegisters)
         wgmma<Element, kTransposedB>(d, a[k], b, t + k > 0);
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(384, 1)
     }
     wgmma_commit();
     if (fault == kReleasedTooEarly) mbarrier_arrive(&smem.empty[s]);
-    if (fault == kRegistersTooEarly) a[0][0] = a[1][1] = 0;  // the product may not have read them
+    if (fault == kRegistersTooEarly) a[0][0] = a[1][1] = 0;  // the MMA may not have read them yet
     wgmma_wait<0>(d);
     if (fault != kReleasedTooEarly) mbarrier_arrive(&smem.empty[s]);
   }
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(384, 1)
       *reinterpret_cast<uint32_t*>(to) = pack2<Element>(d[n][2 * half], d[n][2 * half + 1]);
     }
   if (fault != kNoSharedFence) fence_proxy_async();
-  if (fault != kNoBarrierBeforeStore) named_barrier_sync(1, 128);  // all have written
+  if (fault != kNoBarrierBeforeStore) named_barrier_sync(1, 128);  // all warps have written
   if (threadIdx.x == 0) {
     for (int p = 0; p < kPanels; ++p) tma_store(mapD, smem.sD + p * 64 * 64, {64 * p, 0, 0});
     tma_store_commit();

@@ -1,5 +1,5 @@
 /// \file
-/// Kernels that tests run on both back ends: ptx_kernels.cu and simt_kernels.cu.
+/// Kernels for tests on both back ends: ptx_kernels.cu and simt_kernels.cu.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace attn::tests {
 
-/// What a launch function is given: device memory, and numbers that pick what the kernel does.
+/// Arguments of a launch function: device memory, and numbers that select the kernel's behaviour.
 struct KernelArguments {
   const void *a = nullptr, *b = nullptr, *c = nullptr;
   void* out = nullptr;
@@ -25,10 +25,10 @@ using KernelFunction = Status (*)(const KernelArguments&);
 /// How mma_product loads its operands.
 enum OperandLoad { kByHand, kLdmatrix, kLdmatrixPair, kLdmatrixTrans, kLdmatrixPairTrans };
 inline constexpr int kNumBLoads = 5;
-/// mode of mma_product: A comes by hand or by ldmatrix_x4, B in any way.
+/// The mode of mma_product: A is loaded by hand or by ldmatrix_x4, B in any way.
 constexpr int mma_mode(OperandLoad a, OperandLoad b) { return (a == kByHand ? 0 : kNumBLoads) + b; }
 
-/// The shuffles of the kernel `shuffles`, in the order of its results. What a lane gives is
+/// The shuffles of the kernel `shuffles`, in the order of its results. Each lane contributes
 /// shuffled_value(thread).
 enum ShuffleKind { kXor, kUp, kDown, kIndex };
 struct Shuffle {
@@ -44,11 +44,12 @@ inline constexpr Shuffle kShuffles[] = {
 inline constexpr int kNumShuffles = sizeof(kShuffles) / sizeof(kShuffles[0]);
 constexpr int shuffled_value(int thread) { return thread * 7 + 3; }
 
-/// Results a thread of the kernel `votes`.
+/// Results per thread of the kernel `votes`.
 inline constexpr int kNumVotes = 8;
 
-/// mode of hopper_product: columns / 8 of the result, whether A is in registers, whether B is [k,
-/// n], how many tiles of 64 of k; and one thing that is left out, for the emulator to find.
+/// The mode of hopper_product: columns / 8 of the result, whether A is in registers, whether B is
+/// [k, n], the number of 64-wide k tiles; and the synchronisation to leave out, which the emulator
+/// must detect.
 enum HopperFault {
   kNoFault,
   kNoWaitForCopy,
@@ -68,9 +69,10 @@ constexpr int hopper_mode(int columns, bool registers, bool transposed_b, int ti
                           HopperFault fault = kNoFault) {
   return ((((columns / 8 * 2 + registers) * 2 + transposed_b) * 16 + fault) * 16) + tiles;
 }
-inline constexpr int kHopperRows = 60;  // of the result: the last 4 of 64 are outside of the tensor
+// rows of the result: the last 4 of 64 are outside the tensor
+inline constexpr int kHopperRows = 60;
 
-/// Longest block of the kernels that reverse it through static shared memory.
+/// Largest block of the kernels that reverse it through static shared memory.
 inline constexpr int kMaxThreads = 128;
 
 }  // namespace attn::tests

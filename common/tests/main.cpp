@@ -1,6 +1,6 @@
-// The main() of every test program. Cases tagged [gpu] need a GPU: asked for them alone on a
-// machine without one, the program exits with 77 ("skipped"), or with 1 if ATTN_REQUIRE_GPU=1. It
-// exits with 77 too where all that ran passed and something did not run (catch.h).
+// The main() of every test program. Cases tagged [gpu] need a GPU: if only they are selected and
+// there is none, the program exits with 77 ("skipped"), or with 1 if ATTN_REQUIRE_GPU=1. It also
+// exits with 77 if everything that ran passed but something was skipped (catch.h).
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

@@ -1,5 +1,5 @@
-// A kernel of one warp around mma_m16n8k32_s8 (ptx/mma_s8.h): operands by ldmatrix, as steps load
-// them, and by hand from the layouts that the PTX ISA draws.
+// A one-warp kernel for mma_m16n8k32_s8 (ptx/mma_s8.h): operands loaded by ldmatrix, as in the
+// steps, and by hand according to the layouts in the PTX ISA.
 #include "attn/kernel.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma_s8.h"

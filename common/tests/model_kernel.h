@@ -1,6 +1,6 @@
 /// \file
-/// A model of a kernel for the checker's own tests: tile by tile in float32, right in several ways
-/// or wrong in one of many.
+/// A model kernel for the checker's own tests: attention in float32, tile by tile, correct in
+/// several ways or with one of many faults.
 #pragma once
 
 #include <Eigen/Core>
@@ -19,13 +19,13 @@ namespace attn::tests {
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
 inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// How a kernel may go about it, all of them right.
+// Correct variants of the algorithm.
 struct Method {
-  int64_t tile = 16;          // keys at a time
+  int64_t tile = 16;  // keys per tile
   bool backwards = false;     // last tile first
-  bool normalise_p = false;   // divides P, not O, by the row sum (three passes, as chapter 01)
-  bool round_p = true;        // P in the element type, as tensor cores want it
-  float tanh_error = 0;       // relative; the hardware's is 2^-11
+  bool normalise_p = false;  // divides P, not O, by the row sum (three passes, as in chapter 01)
+  bool round_p = true;  // P in the element type, as for tensor cores
+  float tanh_error = 0;  // relative error; the hardware's is 2^-11
 
   float tanh(float s, float cap) const { return cap * std::tanh(s / cap) * (1 + tanh_error); }
 };
@@ -60,9 +60,9 @@ enum class Fault {
   v_of_next_batch,
   one_row_wrong
 };
-// What a problem must have for a fault to matter.
+// Features that a problem needs for a fault to matter.
 enum Needs : unsigned { kNothing = 0, kCausal = 1, kSoftcap = 2, kAlibi = 4, kVarlen = 8 };
-// Which tensors a fault spoils.
+// The tensors that a fault affects.
 struct Planted {
   Fault fault;
   const char* name;
@@ -118,7 +118,7 @@ inline void query(const Problem& batch, const HostTensors& in, const Method& met
   const HostTensor &q = in.at("q"), &k = in.at("k"), &v = in.at("v");
   const int64_t hkv = fault == Fault::gqa_modulo ? h % p.kv_heads : h / p.group();
   const int64_t bv = fault == Fault::v_of_next_batch ? (b + 1) % batch.batch : b;
-  // Wherever a fault leads, it leads to memory that is there.
+  // Keeps faulty accesses within the tensor.
   const auto key_row = [&](const HostTensor& t, int64_t sequence, int64_t j) {
     int64_t row = t.spec.row(sequence, hkv, j);
     if (fault == Fault::keys_at_queries)
@@ -190,7 +190,7 @@ inline void query(const Problem& batch, const HostTensors& in, const Method& met
   if (fault == Fault::lse_base_2) lse *= 1.44269504f;
 }
 
-// All of it: o and lse, poisoned first.
+// The complete kernel: o and lse, poisoned first.
 inline HostTensors model(const Problem& p, const HostTensors& in, const Method& method,
                          Fault fault) {
   HostTensors out;
@@ -207,7 +207,7 @@ inline HostTensors model(const Problem& p, const HostTensors& in, const Method& 
         query(p, in, method, fault, b, h, i, row_of(o, b, to, i), *row_of(lse, b, to, i));
     }
   }
-  float* last_row = o.data.data() + o.data.size() - p.head_dim;  // of the last head, packed or not
+  float* last_row = o.data.data() + o.data.size() - p.head_dim;  // of the last head, in any layout
   if (fault == Fault::lse_as_tokens) {
     const std::vector<float> right = lse.data;
     for (int64_t h = 0; h < p.heads; ++h)
@@ -235,7 +235,7 @@ inline Verdicts verdicts(const HostTensors& out, const std::vector<Expected>& ex
   return {check(out.at("o"), expected[0]), check(out.at("lse"), expected[1])};
 }
 
-// Sequences of several lengths; the third has no keys, the first no queries.
+// Sequences of mixed lengths; the third has no keys, the first no queries.
 inline constexpr int64_t kSeveral = 0;
 
 inline Problem problem_of(DType dtype, InputKind inputs, int64_t seqlen, bool causal) {
@@ -256,14 +256,14 @@ inline HostTensors draw(const Problem& p) {
 inline constexpr DType kTypes[] = {DType::fp32, DType::fp16, DType::bf16};
 inline constexpr int64_t kLengths[] = {17, 33, 113, 203, kSeveral};
 
-// The largest error of a row that a fault makes, relative to the row, in units of what the checker
-// allows: some faults change nothing that matters, like a skipped key that no needle points at.
+// The largest row error of a fault, relative to the row, as a multiple of the checker's bound. Some
+// faults have no effect, such as a skipped key without a needle.
 inline double damage(const HostTensor& out, const HostTensor& good, const Expected& e) {
   double worst = 0;
   for (std::size_t r = 0; r < e.rows.size(); ++r) {
     const auto [b, h, i] = e.rows[r];
     const auto a = vector_of(out, b, h, i), c = vector_of(good, b, h, i);
-    if (a == c) continue;  // both -inf, for one
+    if (a == c) continue;  // e.g. both -inf
     const double difference = (a - c).norm();
     if (std::isnan(difference)) return INFINITY;
     worst = std::max(worst, difference / (e.row_bound * e.scale[r]));

@@ -1,4 +1,4 @@
-// Files of the tests of npy.h: those of NumPy, and those that a test makes and removes.
+// Files for the tests of npy.h: written by NumPy, or created and removed by a test.
 #pragma once
 
 #include <filesystem>
@@ -19,7 +19,7 @@ inline fs::path fixture(const std::string& name) {
   return fs::path(ATTN_FIXTURES) / "npy" / (name + ".npy");
 }
 
-// A folder of this test's own, removed with all in it.
+// A temporary folder for one test, removed with its contents.
 class TemporaryFolder {
  public:
   TemporaryFolder() {

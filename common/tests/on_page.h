@@ -1,6 +1,6 @@
 /// \file
-/// Tables of pages that no GPU is needed for: the test that computes the numbers looks them up in
-/// the page, so that neither changes alone.
+/// Tables in pages with values that need no GPU: the test that computes the values compares them
+/// with the page, so that neither can change alone.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace attn::tests {
 
-/// A number of a text and the unit of its last digit: {0.0129, 1e-4}, {3.5e-4, 1e-5}.
+/// A number in a text and the unit of its last digit: {0.0129, 1e-4}, {3.5e-4, 1e-5}.
 struct Printed {
   double value, unit;
 };
@@ -27,10 +27,10 @@ inline std::vector<Printed> numbers_of(const std::string& text) {
   return found;
 }
 
-/// Whether a row of a Markdown table in `page`, a path from the root of the suite, begins with
-/// "| " and `label` and has the numbers of `cells`, as "0.0091, 2.2e-4 | 0.0377, 9.3e-4", one after
-/// the other. Each may differ by one unit of the page's last digit: another compiler rounds
-/// 0.26249 and 0.26251 differently.
+/// Whether a row of a Markdown table in `page`, a path from the root of the suite, begins with "| "
+/// and `label` and contains the numbers of `cells`, such as "0.0091, 2.2e-4 | 0.0377, 9.3e-4", in
+/// order. Each may differ by one unit of the page's last digit, since compilers may round 0.26249
+/// and 0.26251 differently.
 inline bool on_page(const std::string& page, const std::string& label, const std::string& cells) {
   const std::vector<Printed> wanted = numbers_of(cells);
   std::ifstream file(std::string(ATTN_SOURCE_DIR) + "/" + page);
@@ -48,7 +48,7 @@ inline bool on_page(const std::string& page, const std::string& label, const std
   return false;
 }
 
-/// 2.2e-4, as pages have it: the exponent without leading zeros.
+/// 2.2e-4, as in pages: the exponent without leading zeros.
 inline std::string short_exponent(std::string number) {
   const auto e = number.find('e');
   if (e != number.npos && number[e + 2] == '0') number.erase(e + 2, 1);

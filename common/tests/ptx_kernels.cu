@@ -1,5 +1,5 @@
-// Kernels of one warp around the functions of common/ptx: what they compute is compared, element by
-// element, with what the test computes from the layouts that the PTX ISA draws.
+// One-warp kernels for the functions of common/ptx. Their results are compared, element by element,
+// with what the test computes from the layouts in the PTX ISA.
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
@@ -17,13 +17,13 @@ __device__ uint32_t pair_of(const uint16_t* low, const uint16_t* high) {
   return *low | static_cast<uint32_t>(*high) << 16;
 }
 
-// D [16, 16] = A [16, 16] * B [16, 16] + C [16, 16], all row-major: two products of 8 columns.
+// D [16, 16] = A [16, 16] * B [16, 16] + C [16, 16], all row-major: two MMAs of 8 columns each.
 template <class Element, bool kLdmatrixA, int kLoadB>
 __global__ void mma_kernel(const uint16_t* gA, const uint16_t* gB, const float* gC, float* gD) {
   __shared__ __align__(16) uint16_t sA[16 * kStride];          // [m, k]
   __shared__ __align__(16) uint16_t sB[16 * kStride];          // [k, n]
   __shared__ __align__(16) uint16_t sB_columns[16 * kStride];  // [n, k]
-  __shared__ __align__(16) uint16_t sUnused[8];  // for lanes whose address does not count
+  __shared__ __align__(16) uint16_t sUnused[8];  // for lanes whose address is ignored
   const int lane_id = static_cast<int>(threadIdx.x), g = lane_id / 4, t = lane_id % 4;
   for (int i = lane_id; i < 256; i += 32) {
     sA[i / 16 * kStride + i % 16] = gA[i];
@@ -49,7 +49,7 @@ __global__ void mma_kernel(const uint16_t* gA, const uint16_t* gB, const float* 
         b[j][r] = pair_of(from, from + 16);
       }
   } else if constexpr (kLoadB == kLdmatrix || kLoadB == kLdmatrixTrans) {
-    for (int j = 0; j < 2; ++j) {  // only the addresses of lanes 0..15 count
+    for (int j = 0; j < 2; ++j) {  // only the addresses of lanes 0..15 are used
       const uint16_t* row = kLoadB == kLdmatrix
                                 ? sB_columns + (8 * j + lane_id % 8) * kStride + lane_id / 8 * 8
                                 : sB + lane_id % 16 * kStride + 8 * j;
@@ -127,7 +127,7 @@ Status pack_pairs(const KernelArguments& args) {
   });
 }
 
-// Each lane copies 16 bytes over bytes 0xEE; only valid[lane] of them are read, the rest becomes 0.
+// Each lane copies 16 bytes over bytes 0xEE; only valid[lane] of them are read, the rest is zero.
 __global__ void copy_partial_kernel(const unsigned char* in, const int* valid, unsigned char* out) {
   __shared__ __align__(16) unsigned char tile[32 * 16];
   unsigned char* mine = tile + 16 * threadIdx.x;
@@ -137,7 +137,7 @@ __global__ void copy_partial_kernel(const unsigned char* in, const int* valid, u
   cp_async_commit();
   cp_async_wait<0>();
   __syncwarp();
-  // Another lane's bytes: the copy is visible beyond the lane that asked for it.
+  // Reads another lane's bytes, to test that the copy is visible to other lanes.
   const unsigned other = threadIdx.x ^ 1;
   for (unsigned i = 0; i < 16; ++i) out[16 * other + i] = tile[16 * other + i];
 }
@@ -147,7 +147,7 @@ Status copy_partial(const KernelArguments& args) {
                        static_cast<unsigned char*>(args.out));
 }
 
-// Copies `tiles` tiles of 32 x 16 bytes with two buffers: while one is read, the next is in flight.
+// Copies `tiles` tiles of 32 x 16 bytes with two buffers: one is read while the next is in flight.
 __global__ void copy_groups_kernel(const uint4* in, uint4* out, int tiles) {
   __shared__ __align__(16) uint4 buffers[2][32];
   const unsigned lane_id = threadIdx.x;
@@ -170,7 +170,8 @@ Status copy_two_groups(const KernelArguments& args) {
                        static_cast<const uint4*>(args.a), static_cast<uint4*>(args.out), args.mode);
 }
 
-// Every thread of the grid adds (1, 2, 4, 8) times its lane to the same four quads, in turns.
+// Every thread of the grid adds (1, 2, 4, 8) times its lane to the same four quads, in rotated
+// order.
 __global__ void add_quads_kernel(float4* out) {
   const float x = static_cast<float>(threadIdx.x % 32);
   for (int i = 0; i < 4; ++i)

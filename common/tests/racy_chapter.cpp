@@ -1,14 +1,14 @@
 /// \file
-/// A chapter of two steps whose numbers are right. One of them has a race all the same, which only
-/// `--races` sees.
+/// A chapter of two steps with correct results. One of them has a race, which only `--races`
+/// detects.
 #include "attn/kernel.h"
 #include "check/operation.h"
 
 namespace {
 using namespace attn;
 
-// Neighbours tell each other that they are there. One thread a row, dot products as the formula
-// says them.
+// Neighbouring threads exchange flags, without a barrier in the racy version. One thread per row,
+// dot products as in the formula. The test of --races names the lines of the two accesses.
 template <bool kBarrier>
 __global__ void attention(const float* gQ, const float* gK, const float* gV, float* gO, float* gLse,
                           Shape shape) {

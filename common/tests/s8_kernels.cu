@@ -1,5 +1,5 @@
-// A kernel around wgmma_s8: one warpgroup, operands written to shared memory by its threads; and
-// one that rounds to int8.
+// A kernel for wgmma_s8: one warpgroup, operands written to shared memory by its threads; and a
+// kernel that rounds to int8.
 #include "attn/kernel.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma_s8.h"
@@ -15,7 +15,7 @@ struct S8Storage {
   alignas(1024) uint8_t sB[kColumns * 128];
 };
 
-// D [64, columns] = A B of A [64, 128] and B^T [columns, 128].
+// D [64, columns] = A B with A [64, 128] and B^T [columns, 128].
 template <int kColumns>
 __global__ void __launch_bounds__(128, 1)
     s8_kernel(const uint8_t* gA, const uint8_t* gB, int* gD) {
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(128, 1)
       gD[(row0 + lane_id / 4 + i / 2 * 8) * kColumns + 8 * n + lane_id % 4 * 2 + i % 2] = d[n][i];
 }
 
-// Four codes of the four numbers of each thread.
+// Packs four numbers of each thread into four codes.
 __global__ void pack_kernel(const float* gX, uint32_t* gCodes) {
   const float* const x = gX + 4 * threadIdx.x;
   gCodes[threadIdx.x] = pack4_s8(x[0], x[1], x[2], x[3]);

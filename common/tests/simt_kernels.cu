@@ -1,5 +1,5 @@
-// Kernels around what CUDA C++ itself offers and the emulator imitates: shuffles, votes, atomics,
-// shared memory, blocks and grids of any shape.
+// Kernels for the parts of CUDA C++ that the emulator implements: shuffles, votes, atomics, shared
+// memory, blocks and grids of any shape.
 #include <utility>
 
 #include "attn/kernel.h"
@@ -25,8 +25,8 @@ __device__ void shuffle_all(std::integer_sequence<int, n...>, int value, int* ou
   ((out[n * threads + thread] = shuffle_one<n>(value)), ...);
 }
 
-// out [kNumShuffles + 3][threads]: every shuffle of kShuffles; then one of floats, one by 8 lanes
-// of the warp alone, and one where each lane names another source.
+// out [kNumShuffles + 3][threads]: every shuffle of kShuffles; then one of floats, one by only 8
+// lanes of the warp, and one with a different source per lane.
 __global__ void shuffles_kernel(int* out) {
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const int value = shuffled_value(thread);
@@ -53,7 +53,7 @@ __global__ void votes_kernel(unsigned* out) {
       static_cast<unsigned>(__any_sync(~0u, thread == 33)),
       static_cast<unsigned>(__any_sync(~0u, 0)),
       static_cast<unsigned>(__all_sync(~0u, thread != 33)),
-      static_cast<unsigned>(__all_sync(~0u, 4)),  // any value but 0 is true
+      static_cast<unsigned>(__all_sync(~0u, 4)),  // any nonzero value is true
       lane_id < 4 ? __ballot_sync(0xFu, lane_id != 2) : 0u,
       static_cast<unsigned>(__popc(__ballot_sync(~0u, 1)))};
   for (unsigned n = 0; n < kNumVotes; ++n) out[n * threads + thread] = results[n];
@@ -63,9 +63,9 @@ Status votes(const KernelArguments& args) {
                        static_cast<unsigned*>(args.out));
 }
 
-// Adds up thread numbers: out[0] all threads of the grid, out[1] their number by way of a counter
-// in shared memory, out[2] the largest, out[3] the smallest, out[4 + b] the old values of the adds
-// of block b.
+// Adds up thread indices: out[0] over all threads of the grid, out[1] the number of threads by a
+// counter in shared memory, out[2] the largest index, out[3] the smallest, out[4 + b] the old
+// values of the adds of block b.
 __global__ void count_kernel(int* out) {
   __shared__ int in_block;
   const int thread = static_cast<int>(threadIdx.x);
@@ -84,7 +84,7 @@ Status count_threads(const KernelArguments& args) {
                        static_cast<int*>(args.out));
 }
 
-// out [blocks][threads]: in, each block's part reversed, by way of static shared memory.
+// out [blocks][threads]: the part of each block reversed, through static shared memory.
 __global__ void reverse_static_kernel(const int* in, int* out) {
   __shared__ int tile[kMaxThreads];
   tile[threadIdx.x] = in[blockIdx.x * blockDim.x + threadIdx.x];
@@ -96,7 +96,7 @@ Status reverse_static(const KernelArguments& args) {
                        static_cast<const int*>(args.a), static_cast<int*>(args.out));
 }
 
-// The same by way of dynamic shared memory, `padding` ints into it: more than 48 KiB if asked for.
+// The same through dynamic shared memory, at an offset of `padding` ints: over 48 KiB if requested.
 __global__ void reverse_dynamic_kernel(const int* in, int* out, int padding) {
   int* tile = &dynamic_shared<int>() + padding;
   tile[threadIdx.x] = in[blockIdx.x * blockDim.x + threadIdx.x];
@@ -110,8 +110,8 @@ Status reverse_dynamic(const KernelArguments& args) {
                        static_cast<int*>(args.out), args.mode);
 }
 
-// out [grid.z][grid.y][grid.x][block.z][block.y][block.x]: a decimal number made of the six
-// indices, one digit each.
+// out [grid.z][grid.y][grid.x][block.z][block.y][block.x]: the six indices as the digits of a
+// decimal number.
 __global__ void record_kernel(unsigned* out) {
   const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   const unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;

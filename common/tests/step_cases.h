@@ -1,4 +1,4 @@
-// What every chapter's test does with every step: runs it on a back end and checks the result.
+// Shared by every chapter's tests: runs each step on a back end and checks its results.
 #pragma once
 
 #include <fmt/format.h>
@@ -22,11 +22,11 @@
 
 namespace attn::tests {
 
-/// Inputs of a problem that is too large to draw number by number: the same million normal numbers,
-/// over and over. A million and three is prime, so that no two rows begin alike. Of more than
-/// `most` numbers only the first sequences are there, which the device then repeats; their number
-/// is odd, so that an offset that has lost its bits above some power of 2 leads elsewhere. All
-/// sequences have one length then.
+/// Inputs of a problem that is too large to draw individually: the same million normal numbers,
+/// repeated. A million and three is prime, so no two rows begin with the same number. If there are
+/// more than `most` numbers, only the first sequences are stored, and the device repeats them.
+/// Their number is odd, so an offset that has lost its high bits leads to a different sequence. All
+/// sequences then have one length.
 inline HostTensors repeated_inputs(const Problem& problem, const std::vector<TensorSpec>& specs,
                                    int64_t most = int64_t{1} << 27) {
   HostTensors result;
@@ -54,7 +54,7 @@ inline HostTensors repeated_inputs(const Problem& problem, const std::vector<Ten
   return result;
 }
 
-/// A problem, its inputs and what is expected of every step of an operation.
+/// A problem, its inputs and the expected results of every step of an operation.
 struct Case {
   Problem problem;
   const Operation& operation;
@@ -67,7 +67,7 @@ struct Case {
         expected(operation.reference(p, inputs, {})) {}
 };
 
-/// What a step gave for a case: "" if all is right, else what is wrong.
+/// The result of a step for a case: "" if it is correct, else the fault.
 inline std::string run_step(const Step& step, const Case& c, Backend backend,
                             HostTensors* outputs = nullptr) {
   choose_schedule(c.problem.seed);  // as the chapter program does
@@ -100,8 +100,8 @@ inline std::string run_step(const Step& step, const Problem& problem, Backend ba
   return run_step(step, Case(problem, *step.operation), backend, outputs);
 }
 
-/// The same for rows of tensors that are too large to bring back: "", or what is wrong. The step
-/// has been launched. Whether it wrote to its inputs is not looked at: see Session::damage.
+/// The same for rows of tensors too large to download: "", or the fault. The step must have been
+/// launched. Writes to its inputs are not checked: see Session::damage.
 inline std::string check_rows(Session& session, const std::vector<Expected>& expected) {
   if (const auto broken = session.broken_guard()) return *broken;
   for (Expected e : expected) {
@@ -118,14 +118,13 @@ inline std::string check_rows(Session& session, const std::vector<Expected>& exp
   return "";
 }
 
-/// Whether a step has to run a problem: what its chapter promises, said by the chapter's test.cpp
-/// in words of its own, so that a step which refuses more than it should, or less, does not agree
-/// with it.
+/// Whether a step must support a problem. The chapter's test.cpp states this independently of the
+/// step, so that a step which refuses too much or too little fails.
 bool promised(const Step& step, const Problem& problem);
 inline bool plain(const Problem& p) {
   return p.dropout == 0 && p.softcap == 0 && !p.alibi && p.one_length() && !p.mask;
 }
-/// Bit for bit.
+/// Bitwise equality.
 inline bool same(const HostTensor& a, const HostTensor& b) {
   return a.data == b.data && a.numbers == b.numbers;
 }
@@ -136,7 +135,7 @@ inline bool one_of_steps(const Step& step, std::initializer_list<const char*> na
   return std::find(names.begin(), names.end(), step.name) != names.end();
 }
 
-/// The steps of `operation` that do not refuse the problem: those that are promised, and no others.
+/// The steps of `operation` that do not refuse the problem: exactly the promised ones.
 inline std::vector<const Step*> steps_for(const std::string& operation, const Problem& problem) {
   std::vector<const Step*> steps;
   for (const Step& step : chapter().steps) {
@@ -150,14 +149,14 @@ inline std::vector<const Step*> steps_for(const std::string& operation, const Pr
   return steps;
 }
 
-/// How many problems each step ran.
+/// The number of problems that each step ran.
 struct Counts {
   std::map<std::string, int> of;
   void operator+=(const Counts& other) {
     for (const auto& [step, n] : other.of) of[step] += n;
   }
-  /// Of the steps of a ladder ("v"): how many the one ran that ran fewest. So a step that is added is
-  /// asked for, too.
+  /// The smallest number of problems that any step of a ladder ("v") ran, so that an added step is
+  /// covered too.
   int least(char ladder) const {
     int fewest = std::numeric_limits<int>::max();
     for (const Step& step : chapter().steps)
@@ -173,11 +172,11 @@ struct Counts {
   }
 };
 
-/// Runs every step of `operation` that is promised for the problem.
+/// Runs every step of `operation` that must support the problem.
 inline Counts check_steps(const std::string& operation, Problem problem, Backend backend,
                           bool (*which)(const Step&, int) = nullptr, int number = 0) {
   problem.finish();
-  std::optional<Case> all;  // one for all steps: on a GPU the reference is what takes time
+  std::optional<Case> all;  // shared by all steps: on a GPU the reference takes most of the time
   Counts ran;
   for (const Step* step : steps_for(operation, problem)) {
     if (which != nullptr && !which(*step, number)) continue;
@@ -189,10 +188,11 @@ inline Counts check_steps(const std::string& operation, Problem problem, Backend
   return ran;
 }
 
-/// Neighbouring steps share most of their code. So in the emulator the first, the tuned and the
-/// last step of a ladder have every problem of a long list, each of the others every third, in
-/// turns; on a GPU all have all. `turn` is that of the n-th of covering_problems: such that each of
-/// them meets every mask, head dim, type, batch, kind of input, and lengths unequal both ways.
+/// Neighbouring steps share most of their code. So in the emulator, the first, the tuned and the
+/// last step of a ladder run all problems of a long list, and each of the others runs every third,
+/// in turn; on a GPU all steps run all problems. `turn` assigns the n-th of covering_problems such
+/// that each step meets every mask, head dim, type, batch, kind of input, and lengths unequal both
+/// ways.
 inline int turn(int n) { return 2 * (n / 5) + n % 5 + 2 * (n / 3); }
 inline bool in_turn(const Step& step, int number) {
   const auto rung = [](const Step& s) { return std::stoi(s.name.substr(1)); };
@@ -214,13 +214,13 @@ inline Problem problem(int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim, DTy
   return p;
 }
 
-/// The same of one head: a long problem costs the emulator what it does a head.
+/// The same with one head: the emulator's time is proportional to the number of heads.
 inline Problem one_head(Problem p) {
   p.heads = p.kv_heads = 1;
   return p;
 }
 
-/// A small problem of five sequences, and how many numbers may be drawn so that three of them are
+/// A small problem of five sequences, and a limit on drawn numbers by which three of them are
 /// repeated.
 inline Problem small_repeated_problem() {
   Problem p = problem(70, 90, 64, DType::bf16);
@@ -229,7 +229,7 @@ inline Problem small_repeated_problem() {
 }
 inline constexpr int64_t kThreeRepeated = 2 * 2 * 90 * 64;
 
-/// Problems of which Q and O, then K and V, have more than 2^31 elements; and the first one packed.
+/// Problems in which Q and O, then K and V, have more than 2^31 elements; and the first one packed.
 inline std::vector<Problem> large_problems() {
   Problem queries = problem(1024, 1024, 128, DType::bf16),
           keys = problem(64, 131072, 128, DType::bf16);
@@ -241,11 +241,11 @@ inline std::vector<Problem> large_problems() {
   return {queries, keys, packed};
 }
 
-/// Numbers that are drawn where each step makes codes of them on the host, too.
+/// Limit on drawn numbers if each step also quantises them on the host.
 inline constexpr int64_t kLargeCodes = int64_t{1} << 25;
 
-/// Runs every step of `operation` that is promised for the problem, and compares sampled rows, the
-/// last ones of the last head among them. A step that the device has no memory for is named.
+/// Runs every step of `operation` that must support the problem, and compares sampled rows,
+/// including the last rows of the last head. Reports steps for which the device lacks memory.
 inline void check_large_steps(const std::string& operation, Problem p, Backend backend,
                               int64_t most = int64_t{1} << 27) {
   p.finish();
@@ -271,7 +271,7 @@ inline void check_large_steps(const std::string& operation, Problem p, Backend b
   CHECK_FALSE(session.damage());
 }
 
-/// The lengths that break kernels: one, odd ones, and the edges of tiles.
+/// Lengths that expose faults: one, odd lengths, and tile boundaries.
 inline const std::vector<int64_t> kLengths{1,  2,   3,   15,  16,  17,  31,  32,  33,   63,   64,
                                            65, 113, 127, 128, 129, 203, 239, 799, 1000, 1023, 1024};
 
@@ -286,7 +286,7 @@ void covering_problems(const std::vector<int64_t>& lengths, const std::vector<in
   std::size_t n = 0;
   for (std::size_t i = 0; i < lengths.size(); ++i)
     for (int mask = 0; mask < 5; ++mask, ++n) {
-      // Unequal lengths both ways come with every other case.
+      // Every other case has unequal lengths, in both directions.
       const int64_t other = lengths[(i * 7 + static_cast<std::size_t>(mask) * 3) % lengths.size()];
       const int64_t q = n % 3 == 1 ? other : lengths[i], k = n % 3 == 2 ? other : lengths[i];
       Problem p = problem(q, k, head_dims[n % head_dims.size()], dtypes[n % dtypes.size()],

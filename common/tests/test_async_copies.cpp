@@ -1,5 +1,4 @@
-// Copies of the emulator that go on by themselves: cp.async is as late as its wait allows, or at
-// once.
+// Asynchronous copies in the emulator: cp.async completes as late as its wait allows, or at once.
 #include <string>
 #include <vector>
 
@@ -15,7 +14,7 @@ using namespace attn;
 
 constexpr int kSeeds = 20;
 
-// Launches with a schedule of its own.
+// Launches with its own schedule.
 template <class... Parameters, class... Values>
 Status launch_with_seed(std::uint64_t seed, void (*kernel)(Parameters...), dim3 grid, dim3 block,
                         Values... arguments) {
@@ -23,8 +22,8 @@ Status launch_with_seed(std::uint64_t seed, void (*kernel)(Parameters...), dim3 
   return launch_kernel(kernel, grid, block, 0, nullptr, arguments...);
 }
 
-// out: the tile before the wait, after waiting for the older of two groups, and after both; each
-// [2 groups][32 lanes][4 words].
+// out: the tile before the wait, after waiting for the older of two groups, and after waiting for
+// both; each [2 groups][32 lanes][4 words].
 __global__ void copy_early(const uint32_t* in, uint32_t* out) {
   __shared__ __align__(16) uint32_t tile[2][32][4];
   const unsigned lane_id = threadIdx.x;
@@ -54,7 +53,7 @@ TEST_CASE("cp_async is as late as its wait allows", "[emulator]") {
     for (std::size_t i = 0; i < in.size(); ++i) {
       const bool newer = i >= 32 * 4;
       REQUIRE(out[i] == 0xEEEEEEEE);                                // no wait
-      REQUIRE(out[in.size() + i] == (newer ? 0xEEEEEEEE : in[i]));  // one group too few
+      REQUIRE(out[in.size() + i] == (newer ? 0xEEEEEEEE : in[i]));  // waits for one group too few
       REQUIRE(out[2 * in.size() + i] == in[i]);
     }
   }
@@ -69,7 +68,7 @@ TEST_CASE("early copies land at once", "[emulator]") {
   CHECK(out == std::vector<uint32_t>(out.size(), 7));
 }
 
-// Copies that nobody closed with a commit are in no group: waiting for all groups waits for none.
+// Copies without a commit belong to no group: waiting for all groups does not wait for them.
 __global__ void copy_uncommitted(const uint32_t* in, uint32_t* out) {
   __shared__ __align__(16) uint32_t tile[4];
   std::memset(tile, 0xEE, 16);

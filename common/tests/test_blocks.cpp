@@ -1,6 +1,6 @@
 /// \file
-/// Several blocks at once: they exchange flags, wait for one another, lose each other's updates,
-/// and keep their own shared memory.
+/// Several resident blocks: they exchange flags, wait for each other, lose updates, and have their
+/// own shared memory.
 #include <algorithm>
 #include <set>
 #include <string>
@@ -22,7 +22,7 @@ constexpr std::uint64_t kSeeds = 40;
 bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
 std::string place(int line) { return "tests/test_blocks.cpp:" + std::to_string(line); }
 
-// Numbers of resident blocks and whether races in global memory are found, for a while.
+// Sets the number of resident blocks and race detection in global memory, for a scope.
 struct Setting {
   explicit Setting(std::size_t blocks, bool global = false) {
     emulator::resident_blocks = blocks;
@@ -49,7 +49,7 @@ std::string message(std::uint64_t seed, unsigned grid, unsigned block,
 __global__ void add_plainly(int* sum) { *sum += 1; }
 __global__ void add_atomically(int* sum) { atomicAdd(sum, 1); }
 
-// Block b waits for block b - 1, and adds its number to what that one found.
+// Block b waits for block b - 1, and adds its index to that block's number.
 constexpr int kWaits = __LINE__ + 3;
 __global__ void pass_on(unsigned* flags, unsigned* found) {
   if (threadIdx.x == 0) {
@@ -59,7 +59,7 @@ __global__ void pass_on(unsigned* flags, unsigned* found) {
   }
 }
 
-// Two blocks tell each other a number.
+// Two blocks exchange numbers.
 __global__ void exchange(unsigned* flags, unsigned* numbers, unsigned* out) {
   const unsigned other = 1 - blockIdx.x;
   if (threadIdx.x == 0) {
@@ -71,8 +71,8 @@ __global__ void exchange(unsigned* flags, unsigned* numbers, unsigned* out) {
   out[blockIdx.x * blockDim.x + threadIdx.x] = numbers[other];
 }
 
-// The last block to arrive sums what all have left. What is left out: a fence before the counter,
-// or the block's barrier.
+// The last block to arrive sums the results of all. The fault omits a fence before the counter, or
+// the block's barrier.
 enum Fault { kNone, kNoFence, kNoBarrier, kNoFenceAfter };
 constexpr int kLeaves = __LINE__ + 5, kSums = __LINE__ + 16;
 template <Fault kFault>
@@ -95,7 +95,7 @@ __global__ void last_sums(float* partial, unsigned* arrived, float* sum) {
   }
 }
 
-// Each block reverses its own numbers, in variables of its own, in four barriers.
+// Each block reverses its own numbers, in its own variables, with four barriers.
 __global__ void reverse_often(const int* in, int* out) {
   __shared__ int tile[64];
   int mine = in[blockIdx.x * 64 + threadIdx.x];
@@ -108,7 +108,7 @@ __global__ void reverse_often(const int* in, int* out) {
   out[blockIdx.x * 64 + threadIdx.x] = mine;
 }
 
-// test_races.cpp has one of this name, too.
+// test_races.cpp has a kernel of the same name.
 __global__ void own_variable(void** at) {
   __shared__ int variable[40];
   variable[threadIdx.x] = 1;
@@ -155,7 +155,7 @@ TEST_CASE("a block that waits for one that is not resident is a deadlock", "[emu
     std::vector<unsigned> flags(4, 0), found(4, 0);
     const Setting one(1);
     const std::string said = message(seed, 4, 32, pass_on, flags.data(), found.data());
-    if (said.empty()) continue;  // the blocks came in their order
+    if (said.empty()) continue;  // the blocks happened to run in order
     ++deadlocks;
     CHECK(has(said, "deadlock: thread (0,0,0) of block ("));
     CHECK(has(said, "waits in flag_wait at " + place(kWaits)));
@@ -196,7 +196,7 @@ TEST_CASE("two resident blocks that wait for each other, or for those behind the
 }
 
 __global__ void write_one_place(float* at) { *at = static_cast<float>(blockIdx.x); }
-// Blocks in the order in which they start: each adds to what the one before has found.
+// Blocks in the order in which they start: each adds to the result of the previous one.
 __global__ void pass_in_order(unsigned* started, unsigned* flags, unsigned* found) {
   __shared__ unsigned mine;
   if (threadIdx.x == 0) {
@@ -316,7 +316,7 @@ __global__ void second_store(float* value, unsigned* flag, float* out) {
 __global__ void forgetful_store(float* value, unsigned* flag, float* out) {
   if (blockIdx.x == 0) *value = 1, flag_store(flag, 1);
   if (blockIdx.x == 1) {
-    while (atomicAdd(flag, 0u) != 1) {  // knows that it is there, and nothing else
+    while (atomicAdd(flag, 0u) != 1) {  // reads the flag without acquiring what precedes it
     }
     flag_store(flag, 2);
   }

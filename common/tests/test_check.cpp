@@ -1,5 +1,5 @@
-// The checker's own test: the model of a kernel, right in several ways or wrong in one of many. The
-// checker has to accept the former and reject the latter, for every element type, on random and on
+// The checker's own test: the model kernel, correct in several ways or with one of many faults. The
+// checker must accept the former and reject the latter, for every element type, on random and
 // needle inputs.
 #include <cmath>
 #include <limits>
@@ -27,8 +27,7 @@ TEST_CASE("every planted fault is rejected", "[check]") {
           const auto expected = forward_reference(p, in, {});
           for (const Planted& planted : kPlanted) {
             if (!planted.matters(p)) continue;
-            // A shift of all biases is a shift of lse alone where no key changes sides of the
-            // diagonal.
+            // A shift of all biases shifts only lse, unless a key changes sides of the diagonal.
             if (planted.fault == Fault::alibi_top_left && causal) continue;
             const HostTensors out = model(p, in, {}, planted.fault);
             const Verdicts v = verdicts(out, expected);
@@ -50,8 +49,9 @@ TEST_CASE("every planted fault is rejected", "[check]") {
             }
           }
         }
-      // Of the 10 problems few may hide a fault: with random inputs only a missing rescale does,
-      // when a single key lies in the second tile; a needle elsewhere hides a key or a factor.
+      // Few of the 10 problems may hide a fault. With random inputs only a missing rescale can be
+      // hidden, when the second tile has a single key; a needle elsewhere can hide a key or a
+      // factor.
       for (const auto& [what, times] : harmless) {
         INFO(name(inputs) << " " << name(dtype) << ", " << what << ": harmless " << times << " x");
         const bool rescale = what.find("no rescale") == 0;
@@ -90,11 +90,11 @@ TEST_CASE("every way of being right is accepted", "[check]") {
         for (const Mask mask : {Mask{false, -1, -1}, {true, -1, -1}, {false, 20, 5}}) {
           Problem p = problem_of(dtype, inputs, seqlen, mask.causal);
           p.window_left = mask.left, p.window_right = mask.right;
-          if (seqlen % 4 == 3) p.seqlen_k = seqlen - 13;  // some rows see nothing when causal
+          if (seqlen % 4 == 3) p.seqlen_k = seqlen - 13;  // causal: some rows are fully masked
           const HostTensors in = draw(p);
           const auto expected = forward_reference(p, in, {});
           for (std::size_t m = 0; m < std::size(kMethods); ++m) {
-            if (seqlen > 113 && m % 2 == 1) continue;  // for time
+            if (seqlen > 113 && m % 2 == 1) continue;  // to save time
             const Verdicts v = verdicts(model(p, in, kMethods[m], Fault::none), expected);
             INFO("method " << m << ": " << p.text() << ": " << v.o.failure << v.lse.failure);
             CHECK(v.o.pass);
@@ -119,7 +119,8 @@ TEST_CASE("a softcap by the hardware's tanh is accepted, by a worse one not", "[
     for (const double cap : {3.0, 15.0, 50.0})
       for (const int64_t seqlen : kLengths) {
         Problem p = problem_of(dtype, InputKind::random, seqlen, false);
-        p.softcap = cap, p.softmax_scale = 1;  // scores that the cap bends: |q||k| is 32
+        // scores in the nonlinear range of the cap: |q||k| is 32
+        p.softcap = cap, p.softmax_scale = 1;
         const HostTensors in = draw(p);
         const auto expected = forward_reference(p, in, {});
         for (const float error : {0x1p-11f, -0x1p-11f, 0x1p-6f}) {
@@ -132,12 +133,12 @@ TEST_CASE("a softcap by the hardware's tanh is accepted, by a worse one not", "[
       }
 }
 
-// ---- what is not a number, and the message -----------------------------------------------------
+// ---- NaN, infinity, and the message -----------------------------------------------------
 
 TEST_CASE("rows with nothing to attend must be exactly 0 and -inf", "[check]") {
   for (const DType dtype : kTypes) {
     Problem p = problem_of(dtype, InputKind::random, 33, true);
-    p.seqlen_k = 17;  // queries 0 to 15 see nothing
+    p.seqlen_k = 17;  // queries 0 to 15 are fully masked
     const HostTensors in = draw(p);
     const auto expected = forward_reference(p, in, {});
     const HostTensors good = model(p, in, {}, Fault::none);
@@ -158,7 +159,7 @@ TEST_CASE("rows with nothing to attend must be exactly 0 and -inf", "[check]") {
     HostTensors out = good;
     row_of(out["o"], 0, 3, 4)[31] = -0.0f;
     CHECK(verdicts(out, expected).o.pass);
-    // And the other way round: a row that sees keys may not be -inf.
+    // Conversely, a row with visible keys may not be -inf.
     *row_of(out["lse"], 1, 2, 16) = -kInf;
     CHECK_FALSE(verdicts(out, expected).lse.pass);
   }
@@ -198,7 +199,7 @@ TEST_CASE("the message names the first wrong row and its worst column", "[check]
   const double named = std::stod(v.failure.substr(v.failure.find("expected ") + 9));
   const double got = std::stod(v.failure.substr(v.failure.find("got ") + 4));
   CHECK(got - named == Approx(0.5).epsilon(1e-4));
-  // The worst row is another one.
+  // The worst row is a different one.
   CHECK((v.b == 1 && v.h == 0 && v.row == 2));
   CHECK(v.worst_row_error > v.bound);
   CHECK(v.max_error == Approx(2).epsilon(1e-4));
@@ -221,15 +222,15 @@ TEST_CASE("the row of a message counts within its sequence", "[check]") {
   CHECK(v.o.rows_checked == p.heads * p.tokens_q());
 }
 
-// A key alone, or two, in a row: what `low` makes of P by chance says nothing of what rounding to
-// e4m3 may do, which is a sixteenth of a term at most.
+// Rows with one or two keys: the error of `low` on P is then chance, and does not show that
+// rounding to e4m3 may change a term by a sixteenth.
 TEST_CASE("the field's rule knows how coarse P of e4m3 is", "[check]") {
   Problem p;
   p.batch = p.heads = p.kv_heads = 1, p.seqlen_q = 4, p.seqlen_k = 2, p.head_dim = 64;
   p.dtype = DType::e4m3;
   p.finish();
   HostTensors in = draw(p);
-  for (float& x : in.at("q").data) x = 0;  // P is a half for both keys: `low` is exact
+  for (float& x : in.at("q").data) x = 0;  // P is 1/2 for both keys: `low` is exact
   for (std::size_t c = 0; c < 64; ++c) {
     in.at("v").data[c] = 2;
     in.at("v").data[64 + c] = -1;
@@ -258,7 +259,7 @@ TEST_CASE("lse is float32 whatever the inputs are", "[check]") {
       const auto expected = forward_reference(p, in, {});
       INFO(p.text());
       CHECK(verdicts(good, expected).lse.pass);
-      HostTensors off = good;  // as of sums in 16 bits; the first is within float32's own error
+      HostTensors off = good;  // as if summed in 16 bits; the first is within float32's own error
       for (float& x : off["lse"].data) x *= 1 + 1e-6f;
       CHECK(verdicts(off, expected).lse.pass);
       for (float& x : off["lse"].data) x *= 1 + 3e-5f;

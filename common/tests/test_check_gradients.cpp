@@ -13,7 +13,7 @@ enum class GradientFault {
   none, no_scale, head_missing, unmasked_p, no_d, no_cap_slope, too_large, d_five_percent
 };
 
-// Gradients in float32 with P and dS rounded, as a kernel with tensor cores computes them.
+// Gradients in float32 with P and dS rounded, as in a kernel with tensor cores.
 HostTensors gradients(const Problem& batch, const HostTensors& in, GradientFault fault,
                       float tanh_error = 0) {
   using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -37,7 +37,7 @@ HostTensors gradients(const Problem& batch, const HostTensors& in, GradientFault
     out[name] = {spec, std::vector<float>(static_cast<std::size_t>(spec.elements()), 0.0f)};
   }
   const auto scale = static_cast<float>(batch.softmax_scale);
-  // As much as the bound of the type, 1e-2, or a little more: 1.5e-3, 1e-4.
+  // As much as the type's bound, 1e-2, or slightly more: 1.5e-3, 1e-4.
   const float excess = batch.dtype == DType::bf16   ? 0.01f
                        : batch.dtype == DType::fp16 ? 2e-3f
                                                     : 1.5e-4f;
@@ -117,9 +117,9 @@ TEST_CASE("wrong gradients are rejected and right ones accepted", "[check]") {
               spoilt.fault == GradientFault::no_scale || spoilt.fault == GradientFault::too_large;
           if (factor && inputs == InputKind::needle) continue;
           const bool capped = spoilt.fault == GradientFault::no_cap_slope;
-          if (capped && inputs == InputKind::needle) continue;  // the same
+          if (capped && inputs == InputKind::needle) continue;  // for the same reason
           Problem p = problem_of(dtype, inputs, seqlen, true);
-          // whose tanh is allowed an error of its own
+          // tanh may have an error of its own
           if (capped || (seqlen == 33 && !factor)) p.softcap = 3;
           const HostTensors in = draw(p), out = gradients(p, in, spoilt.fault,
                                                           dtype == DType::fp32 ? 0 : 0x1p-11f);

@@ -1,7 +1,6 @@
 /// \file
-/// Copies and products in flight: what they do to global memory counts where races are looked for
-/// there; what they bring is fenced before another unit reads it; and they stay inside of shared
-/// memory.
+/// Copies and MMAs in flight: their accesses to global memory take part in race detection; copied
+/// data must be fenced before another unit reads it; and their accesses stay inside shared memory.
 #include <string>
 #include <vector>
 
@@ -44,7 +43,7 @@ std::string message(std::uint64_t seed, unsigned grid, unsigned block,
 
 // ---- global memory ------------------------------------------------------------------------------
 
-// Block 0 writes 16 bytes that block 1 copies: after a flag, or not.
+// Block 0 writes 16 bytes that block 1 copies: after a flag, or without one.
 constexpr int kWrites = __LINE__ + 3, kCopies = __LINE__ + 7;
 __global__ void copy_what_is_written(bool flag, float* data, unsigned* ready) {
   if (blockIdx.x == 0) {
@@ -57,7 +56,7 @@ __global__ void copy_what_is_written(bool flag, float* data, unsigned* ready) {
     cp_async_wait<0>();
   }
 }
-// A thread writes what it has copied from: after the wait, or before it.
+// A thread writes to the source of its copy: after the wait, or before it.
 constexpr int kCopiesAway = __LINE__ + 2, kWritesAgain = __LINE__ + 5;
 __global__ void write_what_is_copied(bool wait, float* data) {
   cp_async_16(dynamic_shared<Storage>().bytes, data);
@@ -92,8 +91,8 @@ __global__ void store_boxes(bool same, const TensorMap map) {
   tma_store_commit();
   tma_store_wait<0>();
 }
-// What a thread has stored by TMA it reads, after a wait for shared memory to have been read.
-// Fills the tile again, after a wait or before it.
+// A thread reads what it has stored by TMA, after a wait for the reads of shared memory. It fills
+// the tile again, after a wait or before it.
 __global__ void fill_what_is_stored(bool wait, const TensorMap map) {
   auto& smem = dynamic_shared<Storage>();
   for (int i = 0; i < 8192; ++i) smem.bytes[i] = 1;
@@ -117,8 +116,8 @@ __global__ void read_what_is_stored(const TensorMap map, const unsigned char* da
 
 // ---- shared memory ------------------------------------------------------------------------------
 
-// A product of what cp.async has brought: all wait and meet; they fence before they meet, or do
-// not, or fence before they wait.
+// An MMA on data copied by cp.async: all threads wait and meet at a barrier. They fence before the
+// barrier, not at all, or before the wait.
 enum Fence { kFenced, kNoFence, kFencedTooEarly };
 constexpr int kBrings = __LINE__ + 5, kMultiplies = __LINE__ + 13;
 __global__ void multiply_copies(Fence fence, const unsigned char* data, float* out) {
@@ -139,7 +138,7 @@ __global__ void multiply_copies(Fence fence, const unsigned char* data, float* o
   out[threadIdx.x] = d[0][0];
 }
 
-// A box of 8 KiB to `offset` of the 16 KiB that there are, or 16 bytes by cp.async; or a box from
+// A box of 8 KiB to `offset` of 16 KiB of shared memory, or 16 bytes by cp.async; or a box from
 // there.
 enum Way { kByTma, kByCpAsync, kStore };
 __global__ void reach(Way way, int offset, const TensorMap map, const unsigned char* data) {
@@ -163,8 +162,8 @@ __global__ void reach(Way way, int offset, const TensorMap map, const unsigned c
   mbarrier_wait(&smem.barrier, 0);
 }
 
-// A warpgroup multiplies what warp 4 writes over as soon as it is told that it may: by each warp
-// that has waited, or by warp 0 for all.
+// A warpgroup multiplies data that warp 4 overwrites as soon as it is released: by each warp that
+// has waited, or by warp 0 for all.
 constexpr int kInFlight = __LINE__ + 11, kOverwrites = __LINE__ + 18;
 __global__ void overwrite_operand(bool each, float* out) {
   auto& smem = dynamic_shared<Storage>();

@@ -1,5 +1,5 @@
-// Decode with a cache that is used in part: contiguous, and in pages that lie anywhere. One kernel
-// for both, and what it may do wrong.
+// Decode with a partly filled cache: contiguous, and in pages in any order. One kernel for both,
+// and its possible faults.
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -21,7 +21,7 @@ namespace {
 enum class Wrong { nothing, next_page, one_too_many, one_too_few, whole_cache, row_of_another };
 Wrong wrong = Wrong::nothing;
 
-// Where row i of a sequence lies: of a contiguous cache page_table is null.
+// The location of row i of a sequence: page_table is null for a contiguous cache.
 struct Cache {
   const int *seqused_k, *page_table;
   int room, page_size, max_pages;
@@ -34,8 +34,7 @@ struct Cache {
   }
 };
 
-// O and lse of one query a block, keys one after the other: the running maximum and sum of chapter
-// 02.
+// O and lse of one query per block, key by key: the running maximum and sum of chapter 02.
 __global__ void decode_kernel(const float* q, const float* k, const float* v, float* o, float* lse,
                               Shape shape, Cache cache) {
   const int i = static_cast<int>(blockIdx.x), h = static_cast<int>(blockIdx.y),
@@ -82,14 +81,14 @@ Status launch(const Arguments& args) {
 
 int64_t page_size(const Problem& p) { return static_cast<int64_t>(p.own.at("page_size")[0]); }
 int64_t max_pages(const Problem& p) { return (p.seqlen_k + page_size(p) - 1) / page_size(p); }
-int64_t num_pages(const Problem& p) { return p.batch * max_pages(p) + 3; }  // some are nobody's
+int64_t num_pages(const Problem& p) { return p.batch * max_pages(p) + 3; }  // some are unused
 std::vector<int64_t> used(const Problem& p) {
   std::vector<int64_t> lengths;
   for (int64_t b = 0; b < p.batch; ++b) lengths.push_back(p.sequence(b).seqlen_k);
   return lengths;
 }
 
-// Pages in any order; entries behind a sequence's end are no pages.
+// Pages in random order; entries past a sequence's end are invalid.
 void shuffled(const Problem& p, HostTensor& table) {
   std::vector<int64_t> pages(static_cast<std::size_t>(num_pages(p)));
   std::iota(pages.begin(), pages.end(), 0);
@@ -181,8 +180,7 @@ TEST_CASE("a cache in pages gives what a contiguous one gives", "[decode]") {
         INFO(p.text());
         CHECK(found(decode(), p, Wrong::nothing) == "");
         CHECK(found(paged_decode(), p, Wrong::nothing) == "");
-        // The reference of the paged copy of the same tokens is that of the contiguous ones, bit
-        // for bit.
+        // The reference for a paged copy of the same tokens is bitwise equal to the contiguous one.
         const HostTensors flat = draw(decode(), p).tensors;
         HostTensors paged = draw(paged_decode(), p).tensors;
         paged.at("q").data = flat.at("q").data;
@@ -199,7 +197,7 @@ TEST_CASE("a cache in pages gives what a contiguous one gives", "[decode]") {
 
 TEST_CASE("a step that reads other rows of a cache than its own is found", "[decode]") {
   const Problem p =
-      decode_problem({17, 3, 7, 41, 16}, 44);  // one key more lies in a page that there is
+      decode_problem({17, 3, 7, 41, 16}, 44);  // the next key lies in a valid page
   for (const Wrong what : {Wrong::one_too_many, Wrong::one_too_few, Wrong::whole_cache}) {
     CHECK(found(decode(), p, what) != "");
     if (what != Wrong::whole_cache)
@@ -248,11 +246,11 @@ TEST_CASE("decode goes through the chapter program", "[decode]") {
   CHECK(j["steps"][0]["useful_read_s"].get<double>() ==
         Approx(j["steps"][0]["compulsory_bytes"].get<double>() / 4.8e12));
   CHECK(j["steps"][0]["useful_bytes_per_s"].is_null());
-  // Pages of 16 without a word, and as many as the option says.
+  // Default pages of 16, and the option's value.
   CHECK(run({"--operation", "paged_decode", "--seqlen", "50"})
             .second["problem"]["own"]["page_size"][0] == 16);
   CHECK(run({"--operation", "paged_decode", "--seqlen", "50", "--page-size", "7"}).first == 0);
-  CHECK(run({"--page-size", "7"}).first == 2);  // of the other operation
+  CHECK(run({"--page-size", "7"}).first == 2);  // an option of the other operation
   CHECK(run({"--seqlen-q", "4", "--seqlen-k", "50", "--seqused", "2,17,50", "--causal", "--inputs",
              "needle"})
             .first == 0);
@@ -269,7 +267,7 @@ TEST_CASE("a page table is loaded, and one outside the pool is refused by its en
   std::filesystem::remove_all(folder);
   const Problem p = decode_problem({17, 0, 7}, 20);
   HostTensors in = draw(paged_decode(), p).tensors;
-  // Another order of the pages than the one that would be drawn.
+  // A different page order from the one that would be drawn.
   HostTensor& table = in.at("page_table");
   for (int64_t& page : table.numbers)
     if (page < num_pages(p)) page = num_pages(p) - 1 - page;

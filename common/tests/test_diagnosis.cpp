@@ -1,5 +1,5 @@
-// A failed problem is run again with one thing changed; what the chapter program prints and writes
-// of that. The steps here are written for this: each is right but for one fault.
+// Variations of a failed problem: what the chapter program prints and writes. The steps here exist
+// for this test: each is correct except for one fault.
 #include <signal.h>
 #include <unistd.h>
 
@@ -28,7 +28,7 @@ namespace {
 
 using namespace attn;
 
-// Attention in fp32, a query after the other; `keys` of those that a query sees are used.
+// fp32 attention, query by query, over the `keys` subset of the visible keys.
 template <class Keys>
 void attend(const Arguments& args, Keys keys) {
   const Problem& p = args.problem;
@@ -70,7 +70,7 @@ Step step(const char* name, LaunchFunction launch) {
   return s;
 }
 
-// Without the last key that a causal mask leaves; a crash where there is one head.
+// Masks the last key visible under a causal mask; crashes if there is one head.
 Status last_key_masked(const Arguments& args) {
   if (args.problem.heads == 1) raise(SIGKILL);
   attend(args, [&](KeyRange seen) { return KeyRange{seen.begin, seen.end - args.problem.causal}; });
@@ -88,7 +88,7 @@ Status right(const Arguments& args) {
   attend(args, all);
   return Status::success();
 }
-// All but the last row of the second head of O.
+// Leaves out the last row of the second head of O.
 Status one_row_left_out(const Arguments& args) {
   float* const left_out =
       args.out<float>("o") + (2 * args.problem.seqlen_q - 1) * args.problem.head_dim;
@@ -98,7 +98,7 @@ Status one_row_left_out(const Arguments& args) {
   return Status::success();
 }
 Status nothing_at_all(const Arguments&) { return Status::success(); }
-// Whether the result is right depends on the schedule alone.
+// Correct or wrong depending only on the schedule.
 Status odd_schedule(const Arguments& args) {
   attend(args, all);
   if (emulator::schedule_seed % 2 == 1) args.out<float>("lse")[0] += 1;
@@ -268,7 +268,7 @@ TEST_CASE("the program says the shape of a failure, what passes, and the schedul
   CHECK(ran.json.at("device").at("schedule") == 1);
 }
 
-// Numbers and indices of four columns of each row of x: zeros, as far as this test goes.
+// Values and indices of four columns of each row of x: zeros suffice for this test.
 const Operation& four_of_a_row() {
   static const Operation operation = [] {
     const auto rows = [](const Problem& p, const char* tensor, DType t, int64_t columns) {

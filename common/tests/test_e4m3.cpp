@@ -1,12 +1,12 @@
-// wgmma of e4m3 (ptx/wgmma_e4m3.h), on both back ends: operands, and how it adds up. The emulator's
-// model is one function, add_up_e4m3; on a GPU it is compared with what the hardware does.
+// wgmma on e4m3 (ptx/wgmma_e4m3.h), on both back ends: operands and accumulation. The emulator's
+// model is one function, add_up_e4m3; on a GPU it is compared with the hardware.
 #include <fmt/format.h>
 
 #include <cmath>
 #include <random>
 #include <vector>
 
-#define ATTN_EMULATED  // e4m3_column as a function of the host
+#define ATTN_EMULATED  // makes e4m3_column a host function
 #include "attn/small_types.h"
 #include "device/device.h"
 #include "emulator/products.h"
@@ -58,7 +58,7 @@ std::vector<float> product(Backend backend, const std::vector<float>& a,
   return d;
 }
 
-// Small integers, exact in any order; "" or what is wrong.
+// Small integers, exact in any order; "" or the fault.
 std::string exact(Backend backend, int groups, int way) {
   std::mt19937 random(static_cast<unsigned>(groups * 4 + way));
   const auto k = static_cast<std::size_t>(32 * groups);
@@ -77,8 +77,8 @@ std::string exact(Backend backend, int groups, int way) {
   return wrong;
 }
 
-// Sums that tell one way of adding up from another: pairs of factors, the rest are zeros. Each has
-// 64 of k.
+// Sums that distinguish accumulation orders: pairs of factors, the rest are zeros. Each has 64 of
+// k.
 struct Sum {
   const char* what;
   std::vector<std::pair<float, float>> first, second;  // of k 0 to 31, and of k 32 to 63
@@ -129,7 +129,7 @@ std::vector<Sum> sums() {
       {"subnormal factors: 2^-9 2^-9", {{s / 8, s / 8}}, {}},
       {"32 of 2^-18 then 32 of -2^-18", times(32, s / 8, s / 8), times(32, -s / 8, s / 8)},
   };
-  // Of random numbers of unlike sizes.
+  // Random numbers of different magnitudes.
   std::mt19937 random(7);
   while (all.size() < kSide) {
     Sum sum{"random", {}, {}};
@@ -142,7 +142,7 @@ std::vector<Sum> sums() {
   return all;
 }
 
-// Each sum as the model has it, and as the kernel does; returns how many differ.
+// Compares each sum in the model and in the kernel; returns the number of differences.
 int compare(Backend backend, int way) {
   const std::vector<Sum> all = sums();
   std::vector<float> a(kSide * 64), b(kSide * 64);
@@ -193,7 +193,8 @@ TEST_CASE("the model of e4m3 sums keeps 13 bits behind the point and cuts off th
   CHECK(sum(0, {0x1p-9f}) == 0x1p-9f);
   CHECK(sum(0, {}) == 0);
   CHECK(std::isnan(sum(0, {NAN})));
-  // 1.5 x 1.5 = 2.25 counts by the exponents of its factors: two of 2^-13 are not cut off.
+  // 1.5 x 1.5 = 2.25 counts by the exponents of its factors, so two products of 2^-13 are not
+  // truncated.
   const float a[32] = {1.5f, 0x1p-6f, 0x1p-6f}, b[32] = {1.5f, 0x1p-7f, 0x1p-7f};
   CHECK(emulator::add_up_e4m3(0, a, b) == 2.25f + 0x1p-12f);
 }

@@ -1,7 +1,7 @@
 /// \file
-/// What the bound of P in e4m3, a tenth of a row, would let pass: P that is truncated, an O that is
-/// some per cent too large, a missing key. For every step of every chapter that rounds P to e4m3.
-/// Linked into every chapter's tests.
+/// Faults within the wide bound of P in e4m3, a tenth of a row: truncated P, an O that is some per
+/// cent too large, a missing key. For every step of every chapter that rounds P to e4m3. Linked
+/// into every chapter's tests.
 #include <cmath>
 #include <random>
 
@@ -12,7 +12,7 @@ using namespace attn::tests;
 
 namespace {
 
-// Prefill steps alone: a cache of e4m3 has P in 16 bits.
+// Prefill steps only: with an e4m3 cache P has 16 bits.
 template <class Body>
 void each_e4m3_step(int64_t queries, int64_t keys, bool causal, Body body) {
   for (const Step& step : chapter().steps) {
@@ -37,7 +37,7 @@ HostTensors outputs_of(const Step& step, const Problem& p, const HostTensors& in
 
 }  // namespace
 
-// Truncated P loses a thirtieth on average, and so does O, because l keeps it.
+// Truncation reduces P by a thirtieth on average, and also O, because l is not truncated.
 TEST_CASE("O of values that are all 1 is 1 in e4m3", "[emulated][fp8]") {
   each_e4m3_step(100, 290, false, [](const Step& step, const Problem& p) {
     HostTensors in = draw(*step.operation, p).tensors;
@@ -53,8 +53,9 @@ TEST_CASE("O of values that are all 1 is 1 in e4m3", "[emulated][fp8]") {
   });
 }
 
-// The second half of V is minus the first, so that there is no mean to subtract. Rows of the first
-// half see positive values alone: truncation of P or V, or a factor of O, moves their sum.
+// The second half of V is the negative of the first, so there is no mean to subtract. Rows of the
+// first half have only positive visible values: truncating P or V, or a factor on O, changes their
+// sum.
 TEST_CASE("P and V are rounded to nearest in e4m3, and O has no factor", "[emulated][fp8]") {
   constexpr int64_t kHalf = 150, kFirst = 64;
   each_e4m3_step(2 * kHalf, 2 * kHalf, true, [](const Step& step, const Problem& p) {
@@ -75,7 +76,7 @@ TEST_CASE("P and V are rounded to nearest in e4m3, and O has no factor", "[emula
 }
 
 // Every query points at one key, away from tile edges: a step that misses it is wrong in all rows.
-// That the check sees it is shown with a K whose key is out of the way.
+// A modified K without that key shows that the check detects this.
 TEST_CASE("no key is missing in e4m3, wherever it is", "[emulated][fp8]") {
   std::mt19937 random(7);
   for (int n = 0; n < 4; ++n) {

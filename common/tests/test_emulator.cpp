@@ -1,5 +1,5 @@
-// The emulator itself: that it finds what it promises to find, says where, and goes on afterwards.
-// Emulator alone, so the kernels are written here; those of both back ends are in test_kernels.cpp.
+// The emulator itself: it finds the faults it should, reports where, and continues afterwards.
+// Emulator only, so the kernels are defined here; those for both back ends are in test_kernels.cpp.
 #include <cmath>
 #include <limits>
 #include <set>
@@ -22,7 +22,7 @@ using namespace attn;
 
 constexpr int kSeeds = 20;
 
-// Launches with a schedule of its own.
+// Launches with its own schedule.
 template <class... Parameters, class... Values>
 Status launch_with_seed(std::uint64_t seed, void (*kernel)(Parameters...), dim3 grid, dim3 block,
                         Values... arguments) {
@@ -43,9 +43,9 @@ __global__ void reverse_tiles(const float* in, float* out) {
   __shared__ float tile[kTile];
   for (int t = 0; t < kTiles; ++t) {
     tile[threadIdx.x] = in[t * kTile + static_cast<int>(threadIdx.x)];
-    if (kFirst) __syncthreads();  // the tile is whole before anyone reads it
+    if (kFirst) __syncthreads();  // the tile is complete before it is read
     out[t * kTile + static_cast<int>(threadIdx.x)] = tile[kTile - 1 - threadIdx.x];
-    if (kSecond) __syncthreads();  // and read before the next one overwrites it
+    if (kSecond) __syncthreads();  // and has been read before it is overwritten
   }
 }
 
@@ -68,7 +68,7 @@ __global__ void multiply_tiles(const float* a, const float* b, float* c) {
   c[row * kN + col] = sum;
 }
 
-// Every lane reads what its neighbour wrote, twice over.
+// Every lane reads its neighbour's value, twice.
 template <bool kFirst, bool kSecond>
 __global__ void exchange(const float* in, float* out) {
   __shared__ float values[32];
@@ -86,7 +86,7 @@ std::vector<float> numbers(int count, float first) {
   return v;
 }
 
-// In how many of the schedules is the result `expected`?
+// The number of schedules with the result `expected`.
 template <class Launch>
 int schedules_passed(const std::vector<float>& expected, Launch launch) {
   int passed = 0;
@@ -148,18 +148,18 @@ TEST_CASE("a missing __syncwarp fails in every schedule", "[emulator]") {
 
 // ---- a late warp --------------------------------------------------------------------------------
 
-// Thread 0 of the other warp overwrites a number that this warp reads after it voted `kVotes`
-// times: at one pace for all, the read comes long after the write or long before it.
+// Thread 0 of the other warp overwrites a number that this warp reads after `kVotes` votes. If all
+// warps advanced at the same pace, the read would come long after the write or long before it.
 constexpr int kWarps = 2, kVotes = 40;
 template <bool kBarrier>
 __global__ void overtake(const float* in, float* out) {
   __shared__ float tile[32 * kWarps];
   tile[threadIdx.x] = in[threadIdx.x];
-  __syncthreads();  // the tile is there
+  __syncthreads();  // the tile is complete
   const float mine = tile[threadIdx.x];
   for (int i = 0; i < kVotes / 2; ++i) __shfl_xor_sync(~0u, mine, 1);
   const float theirs = tile[(threadIdx.x + 32) % (32 * kWarps)];
-  if (kBarrier) __syncthreads();  // the tile was read
+  if (kBarrier) __syncthreads();  // the tile has been read
   for (int i = 0; i < kVotes; ++i) __shfl_xor_sync(~0u, mine, 1);
   tile[threadIdx.x] = -1;
   out[blockIdx.x * 32 * kWarps + threadIdx.x] = theirs;
@@ -257,7 +257,8 @@ __global__ void trap_of_one(unsigned thread) {
   __syncthreads();
 }
 
-// Launches under every seed; all messages are one line of a kernel error with all of `parts`.
+// Launches under every seed; all messages are one line of a kernel error and contain all of
+// `parts`.
 template <class Launch>
 std::set<std::string> messages_of(Launch launch, const std::vector<std::string>& parts) {
   std::set<std::string> messages;
@@ -290,7 +291,7 @@ TEST_CASE("a barrier that some threads never reach is reported", "[emulator]") {
        "of block ("});
   CHECK(messages.count("deadlock: thread (0,0,0) of block (0,0,0) waits in __syncthreads at " +
                        place(kLineA) + "; 24 of 64 threads have exited") == 1);
-  CHECK(messages.size() > 1);  // blocks run in any order: another one is the first to fail
+  CHECK(messages.size() > 1);  // blocks run in any order, so different ones fail first
   // All of them, or none: nothing to report.
   for (const unsigned threads : {0u, 64u})
     CHECK(launch_with_seed(1, barrier_for_some, dim3(1), dim3(64), threads).ok());
@@ -378,12 +379,12 @@ TEST_CASE("after a failed launch the next one works", "[emulator]") {
 
 // ---- schedules --------------------------------------------------------------------------------
 
-// order[n] is the n-th thread of the grid to arrive; a barrier, then once more.
+// order[n] is the n-th thread of the grid to arrive; then a barrier, and again.
 __global__ void arrive(unsigned* counter, unsigned* order, float* sum) {
   const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
   for (int round = 0; round < 2; ++round) {
     order[atomicAdd(counter, 1u)] = thread;
-    atomicAdd(sum, 1.0f / static_cast<float>(thread + 1));  // rounds as the order has it
+    atomicAdd(sum, 1.0f / static_cast<float>(thread + 1));  // rounding depends on the order
     __syncthreads();
   }
 }

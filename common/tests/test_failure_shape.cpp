@@ -1,5 +1,5 @@
-// What the wrong elements have in common is said, and nothing where they are scattered; what was
-// never written is not called NaN, and the other way round.
+// The pattern of wrong elements is reported, but not for scattered errors; unwritten elements and
+// NaNs are distinguished.
 #include <bit>
 #include <cmath>
 #include <functional>
@@ -19,7 +19,7 @@ namespace {
 using namespace attn;
 using namespace attn::tests;
 
-// A problem with what is right, which a test then spoils.
+// A problem with correct results, which a test then modifies.
 struct Right {
   Problem p;
   HostTensors in, out;
@@ -33,7 +33,7 @@ struct Right {
   }
   const Expected& of(const std::string& tensor) const { return expected[tensor == "o" ? 0 : 1]; }
 
-  // Spoils the elements of `tensor` that `which(b, h, row, column)` names.
+  // Modifies the elements of `tensor` for which `which(b, h, row, column)` holds.
   using Which = std::function<bool(int64_t, int64_t, int64_t, int64_t)>;
   using Change = std::function<float(float)>;
   HostTensor spoiled(
@@ -110,7 +110,7 @@ TEST_CASE("a place that wrong rows share is named", "[shape]") {
   CHECK(right.where([](auto b, auto h, auto i, auto) { return b == 0 && h == 3 && i % 16 < 8; }) ==
         "only sequence 0, only head 3, only rows 0 to 7 of every 16; all 104 such rows are wrong, "
         "in all columns");
-  // Not all of it is wrong, but too much of it for chance.
+  // Not all of it is wrong, but more than chance explains.
   CHECK(right.where([](auto, auto h, auto i, auto) { return h == 2 && i * i % 7 == 2; }) ==
         "only head 2; 171 of 600 such rows are wrong, in all columns");
 }
@@ -137,7 +137,7 @@ TEST_CASE("rows are told by the keys that they see", "[shape]") {
   CHECK(causal.where([](auto, auto, auto i, auto) { return i >= 64; }) ==
         "only rows 64 and on (those that see keys from 64 on); all 1632 such rows are wrong, in "
         "all columns");
-  const Right longer(plain(80, 50, true));  // rows 0 to 29 see nothing
+  const Right longer(plain(80, 50, true));  // rows 0 to 29 are fully masked
   CHECK(longer.where([](auto, auto, auto i, auto) { return i < 30; }) ==
         "only rows with nothing to attend; all 360 such rows are wrong, in all columns");
   CHECK(longer.where([](auto, auto, auto i, auto) { return i >= 30; }) ==
@@ -193,7 +193,7 @@ TEST_CASE("a factor or a difference that wrong values share is named", "[shape]"
         "each is 1.443 times what is expected (log2 e: base 2 in place of e)");
   CHECK(value("lse", [](float x) { return x + 0.5f; }) == "each is 0.5 too large");
   CHECK(value("lse", [](float x) { return x - 2; }) == "each is 2 too small");
-  // What is added up twice, or by every second lane alone; other offsets mean nothing.
+  // Summed twice, or by every second lane only; other offsets have no meaning.
   CHECK(value("lse", [](float x) { return x + 0.6931472f; }) ==
         "each is 0.6931 too large (ln 2: the sum of each row is 2 times what it should be)");
   CHECK(value("lse", [](float x) { return x - std::log(32.0f); }) ==
@@ -259,7 +259,7 @@ TEST_CASE("an element that was never written is called that", "[check]") {
     const auto odd = [](auto b, auto h, auto, auto c) { return b > 0 && h == 1 && c % 2 == 1; };
     const auto nothing = [](float) { return std::bit_cast<float>(kUnwritten); };
     HostTensor o = right.spoiled("o", odd, nothing);
-    // As it comes from a device.
+    // In device format.
     std::vector<std::byte> bytes(static_cast<std::size_t>(o.spec.bytes()));
     encode(dtype, o.data.data(), o.data.size(), bytes.data());
     for (std::size_t n = 0; n < o.data.size(); ++n)
@@ -267,7 +267,7 @@ TEST_CASE("an element that was never written is called that", "[check]") {
         std::memcpy(bytes.data() + n * static_cast<std::size_t>(size_of(dtype)), &bits,
                     static_cast<std::size_t>(size_of(dtype)));
     decode(dtype, bytes.data(), o.data.size(), o.data.data());
-    row_of(o, 0, 0, 0)[3] += 5;  // comes before, and says less
+    row_of(o, 0, 0, 0)[3] += 5;  // comes first, but is less informative
     CHECK(check(o, right.of("o")).failure ==
           "o (b 1, h 1, row 0, column 1) was never written; 1056 of 12672 elements were not");
     CHECK(right.line("where: ", right.spoiled("o", odd, nothing)) ==
@@ -292,7 +292,7 @@ TEST_CASE("NaN says whether it was computed or read", "[check]") {
   };
   const std::string begin = "o (b 1, h 0, row 7, column 3): expected ";
   const float zero = std::bit_cast<float>(
-      static_cast<std::uint32_t>(right.p.batch - 3));  // not known to the compiler
+      static_cast<std::uint32_t>(right.p.batch - 3));  // hides the value from the compiler
   for (const float computed :
        {kNaN, zero / zero, kInf - kInf * (zero + 1), std::bit_cast<float>(0x7FFFFFFF)}) {
     const std::string text = spoiled(computed);
@@ -308,7 +308,7 @@ TEST_CASE("NaN says whether it was computed or read", "[check]") {
         text.ends_with("got nan (NaN that was read from uninitialised memory; 116 of "
                        "12672 elements are NaN)"));
   }
-  // Rows of caches that no sequence uses.
+  // Cache rows that no sequence uses.
   for (const auto& [sequence, words] : {std::pair{0, "behind the last key of sequence 0"},
                                         {59, "behind the last key of sequence 59"},
                                         {36, "behind the last key of its sequence"},
@@ -326,7 +326,7 @@ TEST_CASE("NaN says whether it was computed or read", "[check]") {
   CHECK(spoiled(std::bit_cast<float>(0x7FE50000))
             .ends_with("(NaN that was read from an output that was never written; 116 of 12672 "
                        "elements are NaN)"));
-  // Arithmetic with an element that nobody wrote is not such an element.
+  // The result of arithmetic on an unwritten element is not itself unwritten.
   CHECK_FALSE(unwritten(std::bit_cast<float>(kUnwritten) + zero));
 }
 

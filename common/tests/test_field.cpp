@@ -1,4 +1,4 @@
-// Inputs that are a smooth field: what is near is alike, heads have reaches, text has no place.
+// Smooth field inputs: neighbours are similar, heads have reaches, text has no position.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -43,7 +43,7 @@ std::string said(const std::string& text) {
 TEST_CASE("tokens of a field that are near are alike, by the reach of their head", "[inputs]") {
   const Problem p = on_canvas("8x16x16", 8 * 16 * 16 + 40);
   const HostTensors in = draw_inputs(p, forward().inputs(p));
-  // Along the width, of K/V head h: 16 / 8, 16 / 2, 16 / 16, 16 / 4 tokens; noise of 0.3 is 8 % of
+  // Along the width, for K/V head h: 16 / 8, 16 / 2, 16 / 16, 16 / 4 tokens; noise of 0.3 is 8 % of
   // the norm.
   constexpr double kReach[] = {2, 8, 1, 4};
   for (int64_t h = 0; h < 4; ++h)
@@ -56,7 +56,7 @@ TEST_CASE("tokens of a field that are near are alike, by the reach of their head
       INFO("head " << h << ", " << away << " away");
       CHECK(mean == Approx(std::exp(-r * r / 2) / 1.09).margin(0.1));
     }
-  // Query heads look where their K/V head has the same waves.
+  // Query heads attend where their K/V head has the same waves.
   for (int64_t h = 0; h < 8; ++h) {
     double here = 0, elsewhere = 0;
     for (int64_t i = 0; i < 2048; ++i) {
@@ -99,11 +99,11 @@ TEST_CASE("a token's place on a canvas, row by row and tile after tile", "[input
   CHECK(rows.place(9) == At{0, 1, 1});
   CHECK(rows.place(63) == At{1, 3, 7});
   CHECK(tiles.place(5) == At{0, 1, 1});   // of the first tile
-  CHECK(tiles.place(8) == At{0, 0, 4});   // the tile beside it
-  CHECK(tiles.place(16) == At{0, 2, 0});  // the one below
+  CHECK(tiles.place(8) == At{0, 0, 4});  // the next tile
+  CHECK(tiles.place(16) == At{0, 2, 0});  // the tile below
   CHECK(tiles.place(32 + 25) == At{1, 2, 5});
   CHECK(tiles.place(63) == At{1, 3, 7});
-  // The same token, wherever it lies.
+  // The same token in either order.
   const Problem by_row = on_canvas("2x4x8", 64), by_tile = on_canvas("2x4x8,1x2x4", 64);
   const HostTensors a = draw_inputs(by_row, forward().inputs(by_row));
   const HostTensors b = draw_inputs(by_tile, forward().inputs(by_tile));
@@ -114,7 +114,7 @@ TEST_CASE("a token's place on a canvas, row by row and tile after tile", "[input
         cosine(a.at("k").row(0, 1, at[0] * 32 + at[1] * 8 + at[2]), b.at("k").row(0, 1, i), 64) /
         64;
   }
-  CHECK(alike > 0.85);  // but for their noise
+  CHECK(alike > 0.85);  // except for their noise
 }
 
 TEST_CASE("fields that cannot be are refused", "[inputs]") {

@@ -1,5 +1,5 @@
 /// \file
-/// The emulator's 16-bit types: every value, and every rounding, as Eigen has them.
+/// The emulator's 16-bit types: every value and every rounding, compared with Eigen.
 #include <Eigen/Core>
 #include <bit>
 #include <cmath>
@@ -18,8 +18,8 @@ bool same(float a, float b) {
          std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b);
 }
 
-/// How many of the 65536 values read otherwise than Eigen's, and of the floats at, halfway between
-/// and one float beside the halves of neighbours how many round otherwise.
+/// Counts differences from Eigen: among the 65536 values, and among the roundings of floats at,
+/// halfway between, and one float next to the midpoints of neighbours.
 template <class Ours, class Eigens>
 int differences() {
   int wrong = 0;

@@ -1,5 +1,5 @@
-// The datasheet table against itself: a peak is SMs x operations a clock x clock, so a sparse
-// figure, an fp16-accumulate figure or a figure of another variant does not pass.
+// Consistency of the datasheet table: a peak is SMs x operations per clock x clock, which a sparse
+// figure, an fp16-accumulate figure or the figure of another variant does not satisfy.
 #include "device/gpus.h"
 
 #include <cmath>
@@ -18,10 +18,10 @@ bool is_geforce(const GpuSpec& gpu) {
   return gpu.full_name.find("GeForce") != std::string_view::npos;
 }
 
-// FP32 multiply-adds a clock and SM.
+// FP32 multiply-adds per clock and SM.
 double fp32_lanes(const GpuSpec& gpu) { return cc(gpu) == 70 || cc(gpu) == 80 ? 64 : 128; }
 
-// Dense 16-bit tensor operations a clock and SM, accumulating in fp32.
+// Dense 16-bit tensor operations per clock and SM, accumulating in fp32.
 double tensor_16bit_per_clock(const GpuSpec& gpu) {
   switch (cc(gpu)) {
     case 70: return 1024;
@@ -70,7 +70,7 @@ TEST_CASE("FP32 peaks are SMs x lanes x 2 x clock", "[gpus]") {
     if (gpu.boost_clock_hz > 0) {
       CHECK(relative_difference(gpu.fp32_flops, per_clock * gpu.boost_clock_hz) < 0.03);
     } else {
-      // No clock is stated (b200), so the peak can only be asked to imply a possible one.
+      // No clock is stated (b200), so the peak is only required to imply a plausible one.
       CHECK(gpu.fp32_flops / per_clock > 1.5e9);
       CHECK(gpu.fp32_flops / per_clock < 2.5e9);
     }
@@ -91,7 +91,7 @@ TEST_CASE("tensor peaks are SMs x operations a clock x clock, dense", "[gpus]") 
   }
 }
 
-// GeForce accumulates 16-bit products in fp32 at half the rate of other cards.
+// GeForce accumulates 16-bit products in fp32 at half the rate of other GPUs.
 TEST_CASE("int8 runs at twice the 16-bit rate, from Ampere on, on GeForce at four times", "[gpus]") {
   for (const GpuSpec& gpu : attn::gpu_specs()) {
     INFO(gpu.name);
@@ -120,7 +120,7 @@ TEST_CASE("exp2 runs at 16 results a clock and SM", "[gpus]") {
     INFO(gpu.name);
     CHECK(gpu.exp2_per_s == Approx(16.0 * gpu.num_sms * gpu.boost_clock_hz));
   }
-  // The ratio that shapes attention on Hopper: 4 T exponentials a second under 989 TFLOP/s.
+  // The ratio that shapes attention on Hopper: 4 T exponentials per second against 989 TFLOP/s.
   CHECK(attn::find_gpu("h200")->exp2_per_s == Approx(4.18e12).epsilon(0.01));
 }
 

@@ -1,7 +1,6 @@
-// Hopper's instructions in common/ptx, on both back ends: wgmma in all shapes, operands as TMA
-// writes them, and a ring of two stages between a warp that copies and a warpgroup that multiplies.
-// In the emulator also what it is there for: a wait, a fence or a barrier that is left out makes
-// the kernel fail.
+// Hopper's instructions in common/ptx, on both back ends: wgmma in all shapes, operands written by
+// TMA, and a two-stage pipeline between a producer warp and a warpgroup that multiplies. In the
+// emulator, leaving out a wait, a fence or a barrier must make the kernel fail.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,7 +21,7 @@ using namespace attn::tests;
 
 constexpr int kRows = 64;
 
-// Runs the product of small integers, exact in any order; "" or what is wrong.
+// Runs the product of small integers, exact in any order; "" or the fault.
 std::string product(Backend backend, DType dtype, int columns, bool registers, bool transposed_b,
                     int tiles, HopperFault fault = kNoFault) {
   const int k = 64 * tiles;
@@ -78,7 +77,7 @@ std::string product(Backend backend, DType dtype, int columns, bool registers, b
   return "";
 }
 
-// The emulator looks for races, in global memory as well, or does not.
+// Enables or disables race detection, including global memory.
 struct FindRaces {
   explicit FindRaces(bool find) { emulator::find_races = emulator::find_global_races = find; }
   ~FindRaces() { emulator::find_races = emulator::find_global_races = false; }
@@ -113,7 +112,8 @@ TEST_CASE("two stages between a producer and a consumer hold in every schedule",
 }
 
 TEST_CASE("what keeps copies and products apart is missed when it is left out", "[hopper]") {
-  // How many of eight runs are wrong; each has to say one of these, "" being wrong numbers.
+  // The number of failures in eight runs; each must report one of these texts, "" for wrong
+  // numbers.
   const auto found = [](HopperFault fault, std::vector<std::string> texts, bool registers = false) {
     int count = 0;
     for (const bool early : {false, true}) {
@@ -149,7 +149,7 @@ TEST_CASE("what keeps copies and products apart is missed when it is left out", 
 }
 
 TEST_CASE("where races are looked for, what is left out is named as one", "[hopper]") {
-  // Of eight runs: how many say that `first` and `second` are a race, in this order or the other.
+  // The number of eight runs that report a race between `first` and `second`, in either order.
   const auto named = [](HopperFault fault, const std::string& first, const std::string& second,
                         bool registers = false) {
     int count = 0;
@@ -179,7 +179,7 @@ TEST_CASE("where races are looked for, what is left out is named as one", "[hopp
 }
 
 TEST_CASE("a block whose warpgroups take more registers than it has is missed", "[hopper]") {
-  // One warpgroup gives, the others take: what the emulator says.
+  // One warpgroup releases registers, the others request them: the emulator's message.
   const auto said = [](unsigned threads, unsigned given, unsigned taken) -> std::string {
     try {
       emulator::run_grid(1, threads, 0, {[=] {
@@ -200,9 +200,9 @@ TEST_CASE("a block whose warpgroups take more registers than it has is missed", 
   CHECK(said(512, 32, 160) == "");
   CHECK(said(512, 40, 160).find("4 warpgroups have 520 a lane then, and were launched with 512") !=
         std::string::npos);
-  // that is not to give
+  // more than may be released
   CHECK(said(512, 136, 160).find("for 136 registers, and has 128") != std::string::npos);
-  // nor this to take
+  // less than may be requested
   CHECK(said(384, 24, 160).find("for 160 registers, and has 168") != std::string::npos);
 }
 

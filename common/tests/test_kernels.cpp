@@ -1,5 +1,5 @@
-// The functions of common/ptx and the parts of CUDA C++ that kernels here use, on both back ends:
-// the emulator imitates what the hardware does, and each case holds both to the same answer.
+// The functions of common/ptx and the parts of CUDA C++ used by kernels, on both back ends: each
+// case requires the same result from the emulator and the hardware.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -26,7 +26,7 @@ struct Kernel {
 #define KERNEL(name) (Kernel{nullptr, emulated::tests::name})
 #endif
 
-// Declares a case twice: for the emulator, and for the GPU where there is one.
+// Declares a case twice: for the emulator, and for the GPU if there is one.
 #define ON_BOTH_BACK_ENDS(title, body)                                     \
   TEST_CASE(title " (emulated)", "[kernels]") { body(Backend::emulated); } \
   TEST_CASE(title " (GPU)", "[kernels][gpu]") {                            \
@@ -45,7 +45,7 @@ DeviceBuffer on_device(Backend backend, const std::vector<T>& values) {
   return buffer;
 }
 
-// Runs a kernel whose result is `count` values of T that start as `initial`.
+// Runs a kernel whose result is `count` values of T, initialised to `initial`.
 template <class T>
 std::vector<T> run(Backend backend, Kernel kernel, KernelArguments args, std::size_t count,
                    T initial = T{}) {
@@ -73,8 +73,8 @@ std::vector<uint16_t> encoded(DType dtype, const std::vector<float>& values) {
 
 // ---- common/ptx/mma.h and ldmatrix.h --------------------------------------------------------
 
-// Small integers: every product and every sum is exact in any order, so one wrong element of one
-// fragment shows.
+// Small integers: every product and every sum is exact in any order, so a single wrong element of a
+// fragment is detected.
 void mma_is_exact(Backend backend) {
   std::mt19937 random(1);
   for (const DType dtype : {DType::fp16, DType::bf16})
@@ -106,7 +106,7 @@ void mma_is_exact(Backend backend) {
 }
 ON_BOTH_BACK_ENDS("mma_m16n8k16 is A B + C with fragments by hand and by ldmatrix", mma_is_exact);
 
-// Codes of all sizes, many at both ends, and sums that begin anywhere: exact to the last bit.
+// Codes of all magnitudes, many of them extreme, and arbitrary initial sums: exact to the last bit.
 void mma_s8_is_exact(Backend backend) {
   std::mt19937 random(3);
   for (const int mode : {kByHand, kLdmatrix})
@@ -138,7 +138,7 @@ TEST_CASE("mma_product has a mode for each pair of loads", "[kernels]") {
   CHECK(mma_mode(kLdmatrix, kLdmatrixPairTrans) == 2 * kNumBLoads - 1);
 }
 
-// Element j of row i of matrix m is 100 m + 10 i + j: the registers show what went where.
+// Element j of row i of matrix m is 100 m + 10 i + j, so the registers identify their source.
 void ldmatrix_places(Backend backend) {
   const auto element = [](int m, int i, int j) {
     return static_cast<uint16_t>(100 * m + 10 * i + j);
@@ -164,7 +164,7 @@ void ldmatrix_places(Backend backend) {
 }
 ON_BOTH_BACK_ENDS("ldmatrix puts every element where the PTX ISA says", ldmatrix_places);
 
-// The value of 16 bits, from the definition of the format.
+// The value of a 16-bit pattern, from the definition of the format.
 double value_of(DType dtype, uint32_t bits) {
   const int mantissa_bits = dtype == DType::fp16 ? 10 : 7, bias = dtype == DType::fp16 ? 15 : 127;
   const int exponent = static_cast<int>(bits & 0x7FFF) >> mantissa_bits;
@@ -175,8 +175,8 @@ double value_of(DType dtype, uint32_t bits) {
   return sign * std::ldexp(significand, std::max(exponent, 1) - bias - mantissa_bits);
 }
 
-// To nearest even, from the definition: a multiple of the spacing at |x|, and infinity from half a
-// spacing above the largest number.
+// Round to nearest even, from the definition: a multiple of the spacing at |x|, and infinity from
+// half a spacing above the largest number.
 double rounded(DType dtype, double x) {
   const int digits = dtype == DType::fp16 ? 10 : 7, least = dtype == DType::fp16 ? -14 : -126;
   if (x == 0 || std::isinf(x)) return x;
@@ -190,7 +190,7 @@ double rounded(DType dtype, double x) {
 void pack2_rounds_to_even(Backend backend) {
   for (const DType dtype : {DType::fp16, DType::bf16}) {
     std::vector<float> in;
-    // Between each of some neighbours: below, at and above the middle.
+    // Between neighbours: below, at and above the midpoint.
     for (uint32_t bits = 0; bits < 0x7F80; bits += bits < 8 || bits > 0x7B00 ? 1 : 97) {
       const double low = value_of(dtype, bits), high = value_of(dtype, bits + 1);
       if (!std::isfinite(low)) break;
@@ -258,7 +258,7 @@ ON_BOTH_BACK_ENDS("two groups of cp_async in flight land in their order", two_gr
 // ---- common/ptx/reduce_add.h ----------------------------------------------------------------
 
 void additions_are_atomic(Backend backend) {
-  // Whole numbers: the order of additions does not matter. The output begins as zeros.
+  // Integers: the order of additions does not matter. The output is initialised to zeros.
   KernelArguments args;
   args.grid[0] = backend == Backend::gpu ? 512 : 7, args.block[0] = 96;
   const std::vector<float> got = run<float>(backend, KERNEL(add_quads), args, 16, 0);
@@ -272,7 +272,7 @@ ON_BOTH_BACK_ENDS("reduce_add loses no addition", additions_are_atomic);
 
 // ---- CUDA C++ -------------------------------------------------------------------------------
 
-// The lane that `lane` reads, as the pseudo-code of "shfl.sync" in the PTX ISA has it.
+// The lane that `lane` reads, according to the pseudo-code of "shfl.sync" in the PTX ISA.
 int source_lane(const Shuffle& s, int lane) {
   const int first = lane / s.width * s.width, last = first + s.width - 1;
   int source = lane;
@@ -339,7 +339,7 @@ void atomics_count(Backend backend) {
   CHECK(got[1] == kBlocks * kThreads);
   CHECK(got[2] == 1000 * (kBlocks - 1) + kThreads - 1);
   CHECK(got[3] == -1000 * (kBlocks - 1));
-  // Old values 0, 1, 2 ... each once: their sum is the same whatever the order.
+  // Old values 0, 1, 2 ... occur once each, so their sum is the same in any order.
   for (std::size_t b = 0; b < kBlocks; ++b) CHECK(got[4 + b] == kSum);
 }
 ON_BOTH_BACK_ENDS("atomics count every thread once", atomics_count);

@@ -1,4 +1,4 @@
-// Launches and memory as the emulator has them: what is poisoned, what is guarded, what is refused.
+// Launches and memory in the emulator: poison, guard bands, refusals.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -46,7 +46,7 @@ __global__ void write_shared_at(int index) {
 
 TEST_CASE("a write past dynamic shared memory is reported", "[launch]") {
   CHECK(launch_kernel(write_shared_at, dim3(1), dim3(1), 256, nullptr, 63).ok());
-#ifndef ATTN_ASAN  // which would stop the program at the write itself
+#ifndef ATTN_ASAN  // ASan would stop the program at the write itself
   for (const int index : {64, 65, 127, 250}) {
     const Status status = launch_kernel(write_shared_at, dim3(1), dim3(1), 256, nullptr, index);
     CHECK(status.code == Status::Code::kKernelError);
@@ -132,7 +132,7 @@ TEST_CASE("no arithmetic of a 16-bit type gives an element that nobody wrote", "
   const emulator::Float16 from_fp16(std::bit_cast<float>(kUnwritten));
   CHECK(from_bf16.bits != (unwritten_bits(DType::bf16) & 0xFFFF));
   CHECK(from_fp16.bits != (unwritten_bits(DType::fp16) & 0xFFFF));
-  for (unsigned bits = 0; bits < 65536; ++bits) {  // there and back
+  for (unsigned bits = 0; bits < 65536; ++bits) {  // round trip
     emulator::BFloat16 b;
     emulator::Float16 f;
     b.bits = f.bits = static_cast<std::uint16_t>(bits);
@@ -152,7 +152,7 @@ TEST_CASE("a write outside a buffer is found", "[launch]") {
   };
   CHECK(guard_after(64, 0).empty());
   CHECK(guard_after(64, 63).empty());
-#ifndef ATTN_ASAN  // which would stop the program at the write itself
+#ifndef ATTN_ASAN  // ASan would stop the program at the write itself
   CHECK(guard_after(64, 64) == "wrote outside dq: at byte 64 of 64");
   CHECK(guard_after(64, -1) == "wrote outside dq: at byte -1 of 64");
   CHECK(guard_after(6, 6) == "wrote outside dq: at byte 6 of 6");

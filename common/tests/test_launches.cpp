@@ -1,7 +1,7 @@
 /// \file
-/// Launches that follow others: replayed as CUDA graphs with other inputs, after one that was
-/// aborted, at the same time as one in another stream. What a launch leaves (tile counters, arrival
-/// counters, side streams) must not be in the next result. Linked into every chapter's tests.
+/// Sequences of launches: replayed as CUDA graphs with other inputs, after an aborted launch, and
+/// concurrently with a launch in another stream. State left by a launch (tile counters, arrival
+/// counters, side streams) must not affect the next result. Linked into every chapter's tests.
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -13,7 +13,7 @@ using namespace attn::tests;
 
 namespace {
 
-// A problem of several tiles and sequences, or nothing where the step takes none of these.
+// A problem with several tiles and sequences, or nothing if the step supports none of these.
 std::optional<Problem> problem_for(const Step& step, Backend backend) {
   const Operation& op = *step.operation;
   const bool small = backend == Backend::emulated;
@@ -42,7 +42,7 @@ HostTensors inputs_of(const Step& step, Problem p, uint64_t seed) {
   return draw(*step.operation, p).tensors;
 }
 
-// Whether `prepare` keeps counters alone: a forward pass or a cache that it makes is of one input.
+// Whether `prepare` only keeps counters: a forward pass or a cache would depend on the inputs.
 bool keeps_counters_alone(const Step& step, const Problem& p) {
   if (!step.operation->saved(p).empty()) return false;
   for (const Workspace& w : step.workspaces(p))
@@ -70,14 +70,14 @@ struct Launched {
       outputs[n] = session.outputs();
     }
   }
-  // Bit for bit; of a step that is not deterministic within rounding.
+  // Bitwise; for a step that is not deterministic, within rounding.
   void compare(Session& session, int n) const {
     CHECK_FALSE(session.damage());
     for (const auto& [name, t] : session.outputs()) {
       INFO(name << " of inputs " << n);
       const HostTensor& right = outputs[n].at(name);
       if (step.deterministic) {
-        CHECK(same_bits(t, right));  // a pool of pages has NaN where it is unused
+        CHECK(same_bits(t, right));  // a page pool has NaN in unused rows
         continue;
       }
       double error = 0, size = 0;
@@ -104,8 +104,8 @@ void each_step(Backend backend, Body body) {
   CHECK(ran > 0);
 }
 
-// A launch that was captured once finds other inputs each time it is replayed, and counters as the
-// launch before left them.
+// A captured launch gets other inputs at each replay, and counters as the previous launch left
+// them.
 void replay(Backend backend) {
   each_step(backend, [&](const Launched& l) {
     Session session(l.p, *l.step.operation, backend, l.inputs[0]);

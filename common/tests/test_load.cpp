@@ -1,6 +1,6 @@
 /// \file
 /// Files of --load and --save: both orders of heads and tokens, element types, files that
-/// contradict the options, empty problems. Through the program of chapter 01, as a user has it.
+/// contradict the options, empty problems. Tested through the program of chapter 01, like a user.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -28,7 +28,7 @@ int run(Words words) {
   return run_chapter(chapter(), static_cast<int>(argv.size()), argv.data());
 }
 
-// What parsing and loading say: the error, or the warning, or "".
+// The result of parsing and loading: the error, the warning, or "".
 std::string said(Words words) {
   words.insert(words.begin(), {"01_naive", "--step", "v1_global"});
   std::vector<const char*> argv;
@@ -92,10 +92,10 @@ TEST_CASE("FlashAttention's layout is read and written", "[load]") {
         for (int64_t n = 0; n < a.shape[2]; ++n)
           for (int64_t c = 0; c < a.shape[3]; ++c) wrong += at(a, i, h, n, c) != at(b, i, n, h, c);
     CHECK(wrong == 0);
-    if (std::string(name) != "v1_global/o") continue;  // O, computed again of loaded inputs
+    if (std::string(name) != "v1_global/o") continue;  // O, recomputed from loaded inputs
     CHECK(read_npy(again / "v1_global/o.npy").data == b.data);
   }
-  // lse is [batch, heads, seqlen_q] in both, as FlashAttention's softmax_lse.
+  // lse is [batch, heads, seqlen_q] in both, like FlashAttention's softmax_lse.
   CHECK(read_npy(bnhd / "v1_global/lse.npy").data == read_npy(bhnd / "v1_global/lse.npy").data);
   // Gradients, too.
   const Folder grads("layout_grads");
@@ -130,7 +130,7 @@ TEST_CASE("files that can be read in both orders are warned of", "[load]") {
   CHECK(has(said({"--load", f.path}), "97 heads and 8 queries"));
   CHECK(said({"--load", f.path, "--layout", "bhnd"}) == "");
   CHECK(said({"--load", f.path, "--layout", "bnhd"}) == "");
-  // Grouped heads: one of the two is impossible.
+  // Grouped heads: only one of the two is possible.
   write_qkv(f.path, {1, 97, 8, 16}, {1, 90, 2, 16});
   CHECK(has(said({"--load", f.path}), "say --layout bnhd"));
   CHECK(said({"--load", f.path, "--layout", "bnhd"}) == "");
@@ -216,7 +216,7 @@ TEST_CASE("a batch or a length of 0 is an empty result", "[load]") {
     CHECK(lse.data.size() == (rows ? 6u : 0u));
     CHECK(std::ranges::all_of(o.data, [](float x) { return x == 0; }));
     CHECK(std::ranges::all_of(lse.data, [](float x) { return x == -INFINITY; }));
-    CHECK(run({"--load", f.path}) == 0);  // and the files are inputs again
+    CHECK(run({"--load", f.path}) == 0);  // now the files are inputs again
   }
   CHECK(run({"--seqlen-q", "0", "--head-dim", "7000"}) == run({"--head-dim", "7000"}));
   CHECK(run({"--batch", "-1"}) == 2);

@@ -1,6 +1,6 @@
 /// \file
-/// What a step's model says its tensor cores do, against what they do in the emulator. Linked into
-/// every chapter's tests: tiles that are copied into a model by hand, and drift, fail here.
+/// The modelled tensor core operations of a step against those executed in the emulator. Linked
+/// into every chapter's tests: tile sizes copied by hand into a model that drift apart fail here.
 #include <array>
 #include <cmath>
 #include <filesystem>
@@ -16,7 +16,7 @@ using namespace attn::tests;
 
 namespace {
 
-// Operations of the products of one launch.
+// Tensor core operations of one launch.
 double products_of(const Step& step, const Problem& p) {
   const Operation& op = *step.operation;
   emulator::schedule_seed = p.seed;
@@ -31,9 +31,9 @@ double products_of(const Step& step, const Problem& p) {
 
 TEST_CASE("models count the operations that tensor cores do", "[emulated][model]") {
   std::vector<Problem> problems;
-  // Masks that skip tiles, and what makes a launch choose other tiles. Lengths are multiples of
-  // every step's tiles (768 of 192 and 256): in a tile that is cut some steps leave out warps
-  // without rows, which no model follows.
+  // Masks that skip tiles, and properties that change a launch's tiles. Lengths are multiples of
+  // every step's tiles (768 of 192 and 256): in partial tiles some steps skip warps without rows,
+  // which no model includes.
   for (const int64_t d : {32, 64, 128, 256}) {
     const int64_t n = d == 64 ? 768 : 256;
     Problem p = problem(n, n, d, DType::bf16);
@@ -46,7 +46,7 @@ TEST_CASE("models count the operations that tensor cores do", "[emulated][model]
   }
   problems.push_back(problem(256, 512, 64, DType::fp16));
   problems.back().window_left = 100, problems.back().window_right = 7;
-  for (const std::size_t n : {0, 3, 4, 7, 10})  // and in 8 bits
+  for (const std::size_t n : {0, 3, 4, 7, 10})  // also in 8 bits
     for (const DType type : {DType::int8, DType::e4m3})
       problems.push_back(problems[n]), problems.back().dtype = type;
   int number = 0;
@@ -55,13 +55,13 @@ TEST_CASE("models count the operations that tensor cores do", "[emulated][model]
     ++number;
     for (const Step& step : chapter().steps) {
       if (refusal(step, p)) continue;
-      // Softcap changes no step's tiles but those of the last ones.
+      // Softcap changes the tiles of the last steps only.
       if (p.softcap > 0 && !in_turn(step, number)) continue;
       double model = 0;
       for (const Phase& phase : cost_of(step, p)) model += phase.tensor_flop;
       if (model == 0) continue;
       const double done = products_of(step, p);
-      if (done == 0) continue;  // a library does them
+      if (done == 0) continue;  // computed by a library
       INFO(step.name << ": " << p.text());
       CHECK(model == done);
     }
@@ -79,8 +79,8 @@ int64_t number_after(const std::string& text, const std::string& name) {
   return std::stoll(text.substr(at + name.size() + 2));
 }
 
-// What ncu counted of one counter in an export, over all its kernels; and the problem that
-// profile.sh noted there.
+// A counter of an ncu export, summed over all kernels; and the problem that profile.sh recorded
+// there.
 struct Counted {
   double bytes = 0;
   Problem problem;
@@ -107,7 +107,7 @@ std::optional<Counted> counted(const std::string& step, const std::string& count
   return c;
 }
 
-// Has the kernel of a step changed since it was counted?
+// Whether the kernel of a step has changed since it was profiled.
 bool has_changed(const std::string& step) {
   static report::CodeKeys code(ATTN_SOURCE_DIR);
   for (const auto& line : report::read_lines(kReports + "/" + chapter().name + ".counters.csv"))
@@ -116,7 +116,7 @@ bool has_changed(const std::string& step) {
   return false;
 }
 
-// Steps that ncu has not been run on yet. Any other one without an export fails.
+// Steps not profiled with ncu yet. Any other step without an export fails.
 constexpr std::array<std::string_view, 0> kNotCountedYet{};
 
 }  // namespace
@@ -139,14 +139,14 @@ TEST_CASE("the order of tiles and the size of L2 say what is read from HBM", "[m
     for (const Phase& phase : cost_of(step, c->problem)) model += phase.hbm_read;
     INFO(step.name << ": " << c->problem.text() << ": modelled " << model << ", counted "
                    << c->bytes);
-    // Where all heads are at work at once, K and V come again and again. How often is up to which
-    // blocks drift apart: the model is right to 30 % there.
+    // When all heads run at once, K and V are loaded repeatedly. How often depends on how far
+    // blocks drift apart, so the model is only accurate to 30 %.
     const Problem& p = c->problem;
     const double once = 2.0 * static_cast<double>(p.batch * p.head_dim) *
                         static_cast<double>(p.heads * p.seqlen_q + 2 * p.kv_heads * p.seqlen_k);
     CHECK(std::abs(model / c->bytes - 1) < (model > 1.5 * once ? 0.3 : 0.15));
   }
-  // So that no step is left out without a word.
+  // So that no step is left out silently.
   const std::map<std::string, int> tiled{
       {"04_flash_v2", 13}, {"06_flash_v3_hopper", 21}, {"08_quant_sparse", 9}};
   CHECK(compared == (tiled.contains(chapter().name) ? tiled.at(chapter().name) : 0));

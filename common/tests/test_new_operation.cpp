@@ -1,4 +1,5 @@
-// A new operation: inputs, option, reference and a step, in one file. The chapter program knows it.
+// A new operation: inputs, option, reference and a step in one file. The chapter program supports
+// it.
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -15,7 +16,7 @@ namespace {
 using namespace attn;
 bool weights_forgotten = false;  // a planted fault
 
-// m = sum_j w_j |x_j|^power / columns, a row of x a thread.
+// m = sum_j w_j |x_j|^power / columns, one thread per row of x.
 __global__ void row_mean(const float* x, const float* w, float* m, int rows, int columns,
                          float power) {
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -92,9 +93,9 @@ TEST_CASE("an operation of a chapter's own goes through the whole program", "[op
   const nlohmann::json j = nlohmann::json::parse(std::ifstream("row_mean.json"));
   CHECK(
       (j["problem"]["own"]["power"][0] == 3 && j["steps"][0]["verdicts"][0]["rows_checked"] == 77));
-  CHECK(run({"--rows", "5", "--power", "0"}) == 2);    // out of its range
+  CHECK(run({"--rows", "5", "--power", "0"}) == 2);  // out of range
   CHECK(run({"--rows", "5", "--softcap", "9"}) == 2);  // a feature of attention
-  CHECK(run({"--operation", "softmax"}) == 2);         // of another chapter
+  CHECK(run({"--operation", "softmax"}) == 2);  // from another chapter
   weights_forgotten = true;
   CHECK(run({"--rows", "77", "--cols", "203"}) == 1);
 }

@@ -21,11 +21,11 @@ HostTensors outputs_of(const Step& step, const Problem& p, const HostTensors& in
   return session.outputs();
 }
 
-// One spoilt element of Q, K or V, and what each row of O and lse has become.
+// A modified element of Q, K or V, and the resulting rows of O and lse.
 struct Spoilt {
   const Problem& p;
   const HostTensors &right, &out;
-  int64_t head, row, column;  // of Q a query head, of K and V a key/value head
+  int64_t head, row, column;  // a query head for Q, a key/value head for K and V
 
   bool nan(int64_t h, int64_t i) const {
     const float* const o = out.at("o").row(0, h, i);
@@ -38,7 +38,7 @@ struct Spoilt {
                        [](float x) { return std::isfinite(x); }) &&
            std::isfinite(out.at("lse").row(0, h, i)[0]);
   }
-  // Within rounding: rows of one warp are rescaled together. `but`: a column that is not compared.
+  // Equal within rounding: rows of one warp are rescaled together. `but`: a column to ignore.
   bool as_before(int64_t h, int64_t i, int64_t but = -1, double within = 0.05) const {
     const float *const o = out.at("o").row(0, h, i), *const before = right.at("o").row(0, h, i);
     double error = 0, size = 0;
@@ -50,8 +50,8 @@ struct Spoilt {
     return error <= within * within * size &&
            (lse == lse_before || std::abs(lse - lse_before) < 0.2f * static_cast<float>(within));
   }
-  // Whether the query tile of row i cannot visit the tile of key `row`, as no tile has more than
-  // 192 queries, or 128 keys. Chapter 01 multiplies all of P with V.
+  // Whether the query tile of row i cannot visit the tile of key `row`: no tile has more than 192
+  // queries or 128 keys. Chapter 01 multiplies all of P with V.
   bool far(int64_t i) const {
     return p.seqlen_q > 192 && p.causal && i < 128 && chapter().name != "01_naive";
   }
@@ -63,7 +63,7 @@ struct Spoilt {
   }
 };
 
-// A query whose score with the spoilt key is -inf has no weight there: that is its right result.
+// A query whose score with the modified key is -inf gives it weight 0: the right result.
 bool minus_infinity_for(const HostTensors& in, const Spoilt& s, int64_t h, int64_t i, float bad) {
   return std::isinf(bad) && in.at("q").row(0, h, i)[s.column] * bad < 0;
 }
@@ -72,15 +72,15 @@ void check_query(const Spoilt& s) {
   for (int64_t h = 0; h < s.p.heads; ++h)
     for (int64_t i = 0; i < s.p.seqlen_q; ++i) {
       INFO("row " << i << " of head " << h);
-      // int8 has no NaN: the scale carries it, which rows of a tile share. Chapter 08 has Q in
-      // int8, also where P and V are e4m3.
+      // int8 has no NaN: it propagates through the scale, which the rows of a tile share. In
+      // chapter 08 Q is int8 even if P and V are e4m3.
       const bool of_int8 = s.p.dtype != DType::e4m3 || chapter().name == "08_quant_sparse";
       const bool shares = s.coded() && of_int8 && i / 128 == s.row / 128;
       if (h == s.head && i == s.row)
         CHECK(s.nan(h, i));
       else
-        // Where the mean of a tile of Q is subtracted it lacks a value: codes of four bits are
-        // others.
+        // If the mean of a Q tile is subtracted, the mean lacks a value, which changes the 4-bit
+        // codes.
         CHECK((s.as_before(h, i, -1, shares && h == s.head ? 0.2 : 0.05) ||
                (h == s.head && shares && s.nan(h, i))));
     }
@@ -94,7 +94,7 @@ void check_key(const HostTensors& in, const Spoilt& s, float bad) {
         CHECK((s.finite(h, i) || (s.coded() && s.nan(h, i))));
       else if (s.group_of(h) && s.sees(i))
         CHECK(s.nan(h, i));
-      else  // of codes also rows that are multiplied with the key's group
+      else  // for codes also rows multiplied with the key's group
         CHECK((s.as_before(h, i) || (s.coded() && s.group_of(h) && !s.far(i) && s.nan(h, i))));
     }
 }
@@ -105,8 +105,8 @@ void check_value(const Spoilt& s) {
       INFO("row " << i << " of head " << h);
       const bool reached = s.group_of(h) && s.sees(i);
       if (reached) CHECK_FALSE(std::isfinite(s.out.at("o").row(0, h, i)[s.column]));
-      // A row that does not see the key may visit its tile, and has NaN in that column then. In a
-      // cache of codes the scale of the token carries it: all columns.
+      // A row without that key may still visit its tile, and then has NaN in that column. In a
+      // quantised cache the token's scale propagates it to all columns.
       const bool compared = !s.group_of(h) || s.far(i);
       CHECK((s.as_before(h, i, compared ? -1 : s.column) || (s.coded() && reached && s.nan(h, i))));
     }
@@ -120,7 +120,7 @@ void check_all_steps(Backend backend) {
     Problem p = problem(op.few_queries > 0 ? 3 : 300, 300, 64, quantises_to(step));
     p.heads = op.few_queries > 0 ? 4 : 2, p.kv_heads = 2, p.causal = true;
     if (op.name == "paged_mla") p.head_dim = 576, p.heads = 2, p.kv_heads = 1;
-    p.finish();  // before anybody is asked: a softmax scale of 0 is refused
+    p.finish();  // before steps are asked: a softmax scale of 0 is refused
     if (refusal(step, p)) p.dtype = DType::fp32;
     if (refusal(step, p)) p.causal = false;
     if (refusal(step, p) && op.name == "paged_prefill") {
@@ -140,14 +140,14 @@ void check_all_steps(Backend backend) {
     const HostTensors in = draw(op, p).tensors;
     const HostTensors right = outputs_of(step, p, in, backend);
     for (const char* tensor : {"q", "k", "v"}) {
-      if (!in.contains(tensor)) continue;  // latent attention: V is a part of K
+      if (!in.contains(tensor)) continue;  // latent attention: V is part of K
       for (const float bad :
            {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
             -std::numeric_limits<float>::infinity()}) {
         if (bad < 0 && !in_turn(step, 0)) continue;
         const bool of_q = *tensor == 'q';
         const int64_t head = of_q ? 1 : p.kv_heads - 1, row = of_q ? p.seqlen_q - 2 : 298;
-        const int64_t column = op.name == "paged_mla" ? 570 : 7;  // of K alone
+        const int64_t column = op.name == "paged_mla" ? 570 : 7;  // only in K
         INFO(step.name << ": " << tensor << "[" << head << ", " << row << "] = " << bad);
         HostTensors changed = in;
         const_cast<float*>(changed.at(tensor).row(0, head, row))[column] = bad;
@@ -159,7 +159,7 @@ void check_all_steps(Backend backend) {
       }
     }
   }
-  // Those of masks, a canvas or packed sequences alone take other problems.
+  // Steps for masks, a canvas or packed sequences only need other problems.
   INFO(ran << " of " << steps << " steps");
   CHECK(4 * ran >= 3 * steps);
 }

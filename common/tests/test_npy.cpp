@@ -1,5 +1,5 @@
-// The .npy reader against files that NumPy wrote, files that nobody should have written, and good
-// files with every byte of their header spoilt in turn. The writer is in test_npy_write.cpp.
+// The .npy reader on files written by NumPy, on malformed files, and on good files with every byte
+// of the header modified in turn. The writer is tested in test_npy_write.cpp.
 #include "files/npy.h"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ std::string reading_error(const fs::path& path) {
   return "";
 }
 
-// One line that says what is wrong, where and what is accepted.
+// One line with the fault, its position and the accepted values.
 void check_message(const std::string& message, const fs::path& path, std::string_view what) {
   INFO(message);
   CHECK(contains(message, what));
@@ -59,7 +59,7 @@ bool is_consistent(const NpyArray& array, std::size_t file_size) {
          array.data.size() * sizeof(float) < file_size;
 }
 
-// Reads spoilt bytes: an InputError of one line or a consistent array, and nothing else.
+// Reads modified bytes: the result must be an InputError of one line or a consistent array.
 bool is_handled(const fs::path& path, const std::string& bytes) {
   write_bytes(path, bytes);
   try {
@@ -188,7 +188,7 @@ TEST_CASE("read_npy refuses broken files", "[npy]") {
   SECTION("header length") {
     refuses(std::string_view(good).substr(0, 40), "truncated header (30 of 58 bytes)");
     std::string bytes = good;
-    bytes[6] = 2;  // a length of 4 bytes, the last two of them "{'"
+    bytes[6] = 2;  // a 4-byte length whose last two bytes are "{'"
     refuses(bytes, "absurd header length");
     refuses(std::string_view("\x93NUMPY\x03\x00\xff\xff\xff\xff{}", 14),
             "absurd header length of 4294967295 bytes");
@@ -208,7 +208,7 @@ TEST_CASE("read_npy refuses broken files", "[npy]") {
           "{'descr': '<f4', 'fortran_order': False, 'shape': " + std::string(shape) + "}\n",
           kEightBytes);
     };
-    // None of these sizes may be allocated: the file is smaller than all of them.
+    // None of these sizes may be allocated: the file is smaller.
     refuses(with_shape("(1099511627776,)"), "truncated data");
     refuses(with_shape("(2305843009213693951,)"), "truncated data");  // 2^61 - 1: fits 63 bits
     refuses(with_shape("(2305843009213693952,)"), "more than 63 bits");
@@ -268,7 +268,7 @@ TEST_CASE("read_npy refuses broken files", "[npy]") {
     refuses_header("                ", "not NumPy's");
     refuses_header("{'descr': " + std::string(60000, '('), "too many brackets");
     refuses_header("{'descr': " + std::string(60000, '['), "too many brackets");
-    // The words are all there, but inside a string.
+    // The keys are all present, but inside a string.
     refuses_header("{'descr': \"'<f4', 'fortran_order': False, 'shape': (2,)\"}",
                    "no 'fortran_order'");
   }
@@ -303,7 +303,7 @@ TEST_CASE("read_npy accepts every spelling of the same header", "[npy]") {
     CHECK(array.data == std::vector<float>{1.0f, 2.0f});
   }
 
-  // Both orders are the same bytes where at most one size is not 1, and where nothing is left.
+  // Both orders have the same bytes if at most one size is not 1, or if there are no elements.
   for (const std::string_view shape : {"(1, 2, 1)", "(2, 1)", "(1, 1, 2)"}) {
     INFO(shape);
     write_bytes(path, npy_bytes("{'descr': '<f4', 'fortran_order': True, 'shape': " +

@@ -1,4 +1,4 @@
-// The .npy writer: its files are those that NumPy writes, and it says why it cannot write.
+// The .npy writer: its files equal NumPy's, and failures are reported with a reason.
 #include "files/npy.h"
 
 #include <cstdint>
@@ -74,7 +74,7 @@ TEST_CASE("write_npy says why it cannot write", "[npy]") {
   const fs::path no_folder = folder / "no_folder/x.npy";
   refuses(writing_error(no_folder, {2}), no_folder, "No such file or directory");
   refuses(writing_error(folder / "", {2}), folder / "", "cannot write");
-  // Every write to this device finds the disk full: small ones only when the file is closed.
+  // Every write to this device fails with a full disk; for small files only on closing.
   if (fs::exists("/dev/full")) {
     refuses(writing_error("/dev/full", {2}), "/dev/full", "No space left on device");
     refuses(writing_error("/dev/full", {20000}), "/dev/full", "No space left on device");

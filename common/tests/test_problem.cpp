@@ -1,4 +1,4 @@
-// What a problem means, how its tensors are drawn and rounded, and what is predicted for it.
+// The meaning of a problem, drawing and rounding of its tensors, and predictions.
 #include "attn/problem.h"
 
 #include <array>
@@ -49,7 +49,7 @@ TEST_CASE("a problem without a meaning is refused in one line", "[problem]") {
     refuses("--heads", [=](Problem& p) { p.heads = n; });
     refuses("--kv-heads", [=](Problem& p) { p.kv_heads = n; });
     refuses("--head-dim", [=](Problem& p) { p.head_dim = n; });
-    if (n == 0) continue;  // an empty problem has a meaning
+    if (n == 0) continue;  // an empty problem is valid
     refuses("--batch", [=](Problem& p) { p.batch = n; });
     refuses("--seqlen-q", [=](Problem& p) { p.seqlen_q = n; });
     refuses("--seqlen-k", [=](Problem& p) { p.seqlen_k = n; });
@@ -81,7 +81,7 @@ TEST_CASE("finish sets the scale where none was given", "[problem]") {
   problem_with([](Problem& p) { p.seqlen_k = (int64_t{1} << 30) - 1; });
 }
 
-// A pair of lengths, the masks, and the keys of some queries.
+// A pair of lengths, the masks, and the visible keys of some queries.
 TEST_CASE("visible keys end at the last key for the last query", "[problem]") {
   const auto range = [](int64_t m, int64_t n, bool causal, int64_t left, int64_t right, int64_t i) {
     const KeyRange keys = problem_with([&](Problem& p) {
@@ -104,7 +104,7 @@ TEST_CASE("visible keys end at the last key for the last query", "[problem]") {
   CHECK(range(8, 8, false, 2, 1, 5) == Range{3, 7, 4});
   CHECK(range(8, 8, false, 2, -1, 5) == Range{3, 8, 5});
   CHECK(range(8, 8, false, -1, 1, 5) == Range{0, 7, 7});
-  CHECK(range(8, 8, true, 2, 100, 5) == Range{3, 6, 3});  // causal is the narrower
+  CHECK(range(8, 8, true, 2, 100, 5) == Range{3, 6, 3});  // causal is the narrower mask
   CHECK(range(8, 4, false, 1, 1, 7) == Range{2, 4, 2});
   CHECK(range(8, 4, false, 1, 1, 0)[2] == 0);
   CHECK(range(4, 8, false, 1, 0, 0) == Range{3, 5, 2});
@@ -217,7 +217,7 @@ TEST_CASE("random inputs are standard normal and independent", "[inputs]") {
   const Problem p = problem_with([](Problem& x) {
     x.heads = x.kv_heads = 8, x.seqlen_q = x.seqlen_k = 512, x.dtype = DType::fp32;
   });
-  const HostTensors in = draw(p);  // 262144 numbers a tensor: deviations below 1/512
+  const HostTensors in = draw(p);  // 262144 numbers per tensor: deviations below 1/512
   for (const char* tensor : {"q", "k", "v", "do"}) {
     INFO(tensor);
     const Moments m = moments(in.at(tensor).data);
@@ -254,7 +254,7 @@ TEST_CASE("outlier inputs have one large number in a thousand", "[inputs]") {
   }
 }
 
-// The softmax of row i of a head, over the keys that it sees.
+// The softmax of row i of a head over its visible keys.
 std::vector<double> probabilities(const Problem& p, const HostTensors& in, int64_t b, int64_t h,
                                   int64_t i, double* max_score = nullptr) {
   const KeyRange keys = p.visible(i);
@@ -295,7 +295,7 @@ TEST_CASE("every needle query sees one key", "[inputs]") {
         INFO(p.text() << ": key " << edge);
         CHECK(needles.count(edge) == 1);
       }
-      // The last key of all is a needle where more than the last row sees it.
+      // The last key is a needle if it is visible to more rows than the last.
       if (mask != 1) CHECK(needles.count(299) == 1);
     }
 }
@@ -350,7 +350,7 @@ TEST_CASE("inputs are a function of the seed alone, rounded to their type", "[in
       for (std::size_t i = 0; i < exact.size(); ++i)
         REQUIRE(drawn[dtype].at("k").data[i] == round_to(dtype, exact[i]));
   }
-  // Known numbers: they must not change from one machine or version to the next.
+  // Fixed numbers: they must not change between machines or versions.
   CHECK(normal(1, 2, 3) == Approx(-0.39728812).epsilon(1e-6));
   CHECK(normal(1, 2, 2) == Approx(0.16973026).epsilon(1e-6));
   CHECK(normal(0, 0, 0) == Approx(0.79664325).epsilon(1e-6));
@@ -399,7 +399,7 @@ TEST_CASE("rounding goes to the nearest even", "[tensor]") {
   CHECK(round_to(DType::bf16, -257.5f) == -258.0f);
   CHECK(round_to(DType::bf16, 3.4e38f) == INFINITY);
   CHECK(std::isnan(round_to(DType::bf16, NAN)));
-  std::vector<float> many(3 << 20, 257.0f);  // several pieces, one a core
+  std::vector<float> many(3 << 20, 257.0f);  // several pieces, one per core
   round_to(DType::bf16, many.data(), many.size());
   CHECK(std::set<float>(many.begin(), many.end()) == std::set<float>{256.0f});
 }

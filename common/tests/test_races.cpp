@@ -1,6 +1,5 @@
 /// \file
-/// Races: that they are reported as such, with both lines and what lies there; and that what is in
-/// order is not.
+/// Races: reported with both lines and the variable; correct synchronisation is not reported.
 #include <cstring>
 #include <regex>
 #include <string>
@@ -32,7 +31,7 @@ std::string message(std::uint64_t seed, std::size_t shared, dim3 grid, dim3 bloc
   return status.message;
 }
 
-// A line about a byte of shared memory, taken apart: who wrote, who read, in which order.
+// A parsed message about a byte of shared memory: writer, reader, order.
 struct Race {
   std::string element, why;
   struct Access {
@@ -79,7 +78,7 @@ __global__ void sum(const float* in, float* out) {
   out[threadIdx.x] = other;
 }
 
-// Reads an element that nobody has written, of a member or of a variable.
+// Reads an unwritten element of a member or of a variable.
 constexpr int kUnwrittenLine = __LINE__ + 6;
 __global__ void read_unwritten(bool member, float* out) {
   __shared__ float variable[8];
@@ -89,7 +88,7 @@ __global__ void read_unwritten(bool member, float* out) {
   if (threadIdx.x == 3) out[0] = member ? smem.partial[1][2] : variable[7];
 }
 
-// Copies that are read by another thread (`other`) after a wait, a barrier, both or neither.
+// Copies read by another thread (`other`) after a wait, a barrier, both or neither.
 constexpr int kCopies = __LINE__ + 4, kReadsCopy = __LINE__ + 8;
 __global__ void copy_and_read(bool wait, bool barrier, unsigned other, const float* in,
                               float* out) {
@@ -101,7 +100,7 @@ __global__ void copy_and_read(bool wait, bool barrier, unsigned other, const flo
   out[threadIdx.x] = threadIdx.x < 16 ? smem.row[4 * (threadIdx.x ^ other)] : 0;
 }
 
-// Two warps of four meet at a named barrier before all four read.
+// Two of four warps meet at a named barrier before all four read.
 constexpr int kWritesOne = __LINE__ + 4, kReadsOther = __LINE__ + 6;
 __global__ void too_few_meet(int warps, float* out) {
   auto& smem = dynamic_shared<Storage>();
@@ -111,8 +110,8 @@ __global__ void too_few_meet(int warps, float* out) {
   out[threadIdx.x] = smem.row[warp ^ 1];
 }
 
-// A ring of one place: thread 0 of warp 0 fills it, warp 1 reads it; `released` before it is filled
-// again.
+// A one-stage pipeline: thread 0 of warp 0 fills it, warp 1 reads it; `released` before it is
+// refilled.
 __global__ void fill_and_read(bool released, float* out) {
   struct Ring {
     float value;
@@ -141,7 +140,7 @@ __global__ void fill_and_read(bool released, float* out) {
   }
 }
 
-// A lane's number goes to its neighbour; a shuffle in between is no barrier.
+// A lane passes a number to its neighbour; the shuffle in between is not a barrier.
 __global__ void pass_lane(bool syncwarp, float* out) {
   auto& smem = dynamic_shared<Storage>();
   smem.row[threadIdx.x] = 1;
@@ -172,7 +171,7 @@ __global__ void count_in_block(bool atomic, int* out) {
   if (threadIdx.x == 0) *out = count;
 }
 
-// Its lines are those of the two kinds of access to a barrier.
+// The two lines contain the two kinds of barrier access.
 constexpr int kInits = __LINE__ + 3, kArrives = __LINE__ + 5;
 __global__ void arrive_early(bool barrier) {
   __shared__ uint64_t all;
@@ -187,8 +186,8 @@ __global__ void count_on_nothing(int* out) {
   if (threadIdx.x == 0) *out = count;
 }
 __global__ void meet_at(int id) { named_barrier_sync(id, 64); }
-// Thread 0 stores plainly, goes on to another epoch, and adds; so does thread 32, which knows of it
-// or not.
+// Thread 0 stores, proceeds to another epoch, and adds; so does thread 32, with or without
+// synchronisation.
 __global__ void add_to_what_is_stored(bool all_meet) {
   __shared__ int count;
   if (threadIdx.x == 0) count = 0;
@@ -196,7 +195,8 @@ __global__ void add_to_what_is_stored(bool all_meet) {
   if (all_meet) __syncthreads();
   if (threadIdx.x % 32 == 0) atomicAdd(&count, 1);
 }
-// All read one element, which thread 0 then writes: after a barrier of all, or of its warp alone.
+// All threads read an element that thread 0 then writes: after a barrier of all, or only of its
+// warp.
 constexpr int kAllRead = __LINE__ + 5, kOneWrites = __LINE__ + 10;
 __global__ void write_what_all_read(bool all_meet, float* out) {
   auto& smem = dynamic_shared<Storage>();
@@ -218,7 +218,7 @@ __global__ void meet_in_two_places(float* out) {
     __syncwarp();
   out[threadIdx.x] = smem.row[threadIdx.x ^ 1];
 }
-// test_blocks.cpp has one of this name, too.
+// test_blocks.cpp has a kernel of the same name.
 __global__ void own_variable(void** at) {
   __shared__ int variable[24];
   variable[threadIdx.x] = 1;
@@ -359,7 +359,7 @@ TEST_CASE("barriers of some threads put in order what those threads do", "[emula
     CHECK(message(seed, 64, dim3(1), dim3(64), fill_and_read, true, out) == "");
     const std::string twice = message(seed, 64, dim3(1), dim3(64), fill_and_read, false, out);
     races += has(twice, "(value) was ");
-    // Or a phase that nobody has seen.
+    // Or a phase that no thread has observed.
     if (!has(twice, "(value) was ")) CHECK(has(twice, "waits in mbarrier_wait"));
     CHECK(message(seed, sizeof(Storage), dim3(1), dim3(32), pass_lane, true, out) == "");
     CHECK(has(message(seed, sizeof(Storage), dim3(1), dim3(32), pass_lane, false, out),

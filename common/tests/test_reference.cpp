@@ -1,4 +1,4 @@
-// The reference that everything else is held to, against the textbook's formula with three loops.
+// The reference, against the textbook formula with three loops.
 #include "check/reference.h"
 
 #include <map>
@@ -67,7 +67,7 @@ TEST_CASE("forward_reference is the formula, for every mask", "[reference]") {
     check_forward(make(m, n, true));
     for (const int64_t left : {-1, 0, 1, 3, 100})
       for (const int64_t right : {-1, 0, 1, 3, 100}) check_forward(make(m, n, false, left, right));
-    check_forward(make(m, n, true, 2, 5));  // causal is the narrower of the two
+    check_forward(make(m, n, true, 2, 5));  // causal is the narrower mask
   }
 }
 
@@ -94,7 +94,7 @@ TEST_CASE("forward_reference caps scores before the mask", "[reference]") {
       p.softcap = cap, p.softmax_scale = 2;
       check_forward(p);
     }
-  Problem p = make(9, 4, true);  // queries 0 to 4 see nothing
+  Problem p = make(9, 4, true);  // queries 0 to 4 are fully masked
   p.softcap = 15;
   check_forward(p);
   p = make(5, 6);
@@ -121,7 +121,7 @@ TEST_CASE("forward_reference is the formula, for every set of options", "[refere
 }
 
 TEST_CASE("an operation's own feature changes scores", "[reference]") {
-  // All scores of head 1 are larger by 3: lse, too, and O is as it was.
+  // All scores of head 1 increase by 3: lse does too, and O is unchanged.
   const Feature shift{
       .name = "shift", .kind = Feature::Kind::number, .scores = [](const ScoreRow<double>& row) {
         for (double& x : row.scores) x += row.h == 1 ? row.problem.own.at("shift")[0] : 0;
@@ -140,7 +140,7 @@ TEST_CASE("an operation's own feature changes scores", "[reference]") {
 }
 
 TEST_CASE("an operation's own feature changes Q and K", "[reference]") {
-  // Q times 3 and K times -2: as a scale of -6, in double and in the low precision.
+  // Q times 3 and K times -2: equal to a scale of -6, in double and in low precision.
   static constexpr auto kFactor = [](const auto& row) {
     for (auto& x : row.x) x *= row.of_q ? 3 : -2;
     REQUIRE(row.i < (row.of_q ? row.problem.seqlen_q : row.problem.seqlen_k));
@@ -256,7 +256,7 @@ TEST_CASE("a sample has the first, the last and the tile-edge rows of the whole"
     }
     CHECK(sample[t].rows.size() < full[t].rows.size() / 10);
     CHECK(rows.count({0, 0}) == 1);
-    CHECK(rows.count({1, 11}) == 1);  // the last head finds wrong strides
+    CHECK(rows.count({1, 11}) == 1);  // the last head exposes wrong strides
     for (const auto& [head, of_head] : rows)
       for (const int64_t i :
            {0, 15, 16, 31, 32, 63, 64, 127, 128, 895, 896, 959, 960, 991, 992, 999}) {
@@ -295,7 +295,7 @@ TEST_CASE("a sample of gradients is whole heads with the same values", "[referen
   CHECK(full[1].rows.size() == 2 * 2 * 30);
   CHECK(sample[0].rows.size() == 2 * 20);
   CHECK(sample[1].rows.size() == 30);
-  for (std::size_t t = 0; t < 3; ++t)  // the last head of the whole
+  for (std::size_t t = 0; t < 3; ++t)  // the last head of the full result
     for (std::size_t n = 0; n < sample[t].reference.size(); ++n)
       REQUIRE(sample[t].reference[n] ==
               full[t].reference[full[t].reference.size() - sample[t].reference.size() + n]);

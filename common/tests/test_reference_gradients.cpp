@@ -1,4 +1,4 @@
-// The gradients of the reference against finite differences of the textbook's formula.
+// The gradients of the reference against finite differences of the textbook formula.
 #include <map>
 #include <string>
 
@@ -10,7 +10,7 @@ namespace {
 using namespace attn;
 using namespace attn::tests;
 
-// The derivative of sum(dO * O) by each input, by central differences of the formula above.
+// The derivative of sum(dO * O) by each input, by central differences of that formula.
 void check_backward(Problem p) {
   p.finish();
   INFO(p.text());
@@ -59,7 +59,7 @@ TEST_CASE("backward_reference is the derivative of the formula", "[reference]") 
   check_backward(make(4, 5));
   check_backward(make(5, 5, true));
   check_backward(make(3, 6, true));
-  check_backward(make(6, 3, true));  // queries 0 to 2 see nothing
+  check_backward(make(6, 3, true));  // queries 0 to 2 are fully masked
   check_backward(make(5, 6, false, 1, 1));
   Problem p = make(3, 4);
   p.heads = 3, p.kv_heads = 1, p.softmax_scale = 0.8;
@@ -108,7 +108,7 @@ TEST_CASE("low is the formula rounded to the element type", "[reference]") {
     const HostTensors in = draw(p);
     const double step = dtype == DType::fp32 ? 1e-6 : dtype == DType::fp16 ? 0x1p-11 : 0x1p-8;
     auto all = forward_reference(p, in, {});
-    all.pop_back();  // lse is float32 in any case
+    all.pop_back();  // lse is always float32
     for (Expected& e : backward_reference(p, in, {})) all.push_back(std::move(e));
     for (const Expected& e : all) {
       double worst = 0;
@@ -124,7 +124,7 @@ TEST_CASE("low is the formula rounded to the element type", "[reference]") {
       }
       INFO(name(dtype) << " " << e.spec.name << ": " << worst);
       CHECK(worst > 0);
-      CHECK(worst < 8 * step);  // a few roundings
+      CHECK(worst < 8 * step);  // a few rounding errors
     }
   }
 }

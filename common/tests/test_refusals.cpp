@@ -1,5 +1,5 @@
 /// \file
-/// What a GPU breaks on, and the emulator therefore refuses with one line: what, where, why.
+/// Errors that break a kernel on a GPU, which the emulator refuses with one line: what, where, why.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -21,7 +21,7 @@ struct alignas(1024) Storage {
   uint64_t barrier;
 };
 
-// Something that all threads have written, and see.
+// A variable that all threads have written, visible to all.
 __device__ Storage& filled_storage() {
   auto& smem = dynamic_shared<Storage>();
   for (unsigned i = threadIdx.x; i < sizeof smem.bytes; i += blockDim.x) smem.bytes[i] = 0;
@@ -67,8 +67,8 @@ __global__ void multiply(unsigned warps, float* out) {
   out[0] = d[0][0];
 }
 
-// A product whose operand in shared memory comes from ordinary code. fault 1: without a fence; 2:
-// its accumulators are read, 3: its operand in registers is written, while it is in flight.
+// An MMA whose shared-memory operand is written by ordinary code. fault 1: no fence; 2: its
+// accumulators are read, 3: its register operand is written, while it is in flight.
 __global__ void multiply_in_flight(int fault, float* out) {
   auto& smem = dynamic_shared<Storage>();
   float d[8][4] = {};
@@ -85,7 +85,7 @@ __global__ void multiply_in_flight(int fault, float* out) {
   wgmma_wait<0>(d);
   out[threadIdx.x] = d[1][2] + static_cast<float>(a[threadIdx.x % 4]);
 }
-// The same where only warp 0 waits for what all have written, or all do.
+// The same, where only warp 0 or every warp waits for the writes of all.
 __global__ void multiply_what_others_wrote(bool all_wait, float* out) {
   auto& smem = dynamic_shared<Storage>();
   float d[8][4] = {};
@@ -102,8 +102,8 @@ __global__ void multiply_what_others_wrote(bool all_wait, float* out) {
   wgmma_wait<0>(d);
   out[threadIdx.x] = d[1][2];
 }
-// Warp 0 writes a box, warp 1 stores it. Who fences: those who write, who stores (before they meet
-// there, in vain), or who stores, afterwards.
+// Warp 0 writes a box, warp 1 stores it. The fence is executed by the writers, by the storing warp
+// before the barrier (in vain), or by the storing warp after it.
 enum Fences { kWriters, kStorerBefore, kStorerAfter };
 __global__ void store_what_others_wrote(Fences fences, const TensorMap map) {
   auto& smem = dynamic_shared<Storage>();
@@ -208,7 +208,7 @@ TEST_CASE("wgmma by part of a warpgroup is refused", "[emulator][refusals]") {
   for (const unsigned warps : {1u, 2u, 3u})
     CHECK(has(message(multiply, 128, warps, &out),
               "all four warps of a warpgroup multiply together"));
-  CHECK(has(message(multiply, 32, 4u, &out), "all four warps"));  // a block that has one warp
+  CHECK(has(message(multiply, 32, 4u, &out), "all four warps"));  // a block of one warp
 }
 
 TEST_CASE("what a product in flight has is not touched before its wait", "[emulator][refusals]") {
@@ -251,7 +251,7 @@ TEST_CASE("a TMA store needs a fence between what was written and its reads, by 
   }
 }
 
-#ifndef ATTN_ASAN  // UBSan says it there
+#ifndef ATTN_ASAN  // UBSan reports it there
 TEST_CASE("a vector is loaded and stored at whole multiples of its size", "[emulator][refusals]") {
   alignas(16) float global[32] = {}, out[64] = {};
   const emulator::GlobalBuffer in("in", global, sizeof global), to("out", out, sizeof out);
@@ -269,7 +269,7 @@ TEST_CASE("a vector is loaded and stored at whole multiples of its size", "[emul
 #endif
 
 #ifdef __clang__
-// Its attribute takes no number that depends on a template's parameter: bounds are not known.
+// This compiler's attribute does not accept a template-dependent value: bounds are unknown.
 #else
 TEST_CASE("more threads than __launch_bounds__ says are refused", "[emulator][refusals]") {
   int out[128];
@@ -285,7 +285,7 @@ TEST_CASE("__shared__ variables begin as NaN bytes, in every block, and end at 4
           "[emulator][refusals]") {
   int first = 0;
   float fresh = 0;
-  looks_for_races = false;  // that nobody has written there is said elsewhere
+  looks_for_races = false;  // unwritten elements are tested elsewhere
   for (int launch = 0; launch < 2; ++launch) {
     first = 0, fresh = 0;
     CHECK(message(in_variables<1000>, 32, &first, &fresh) == "");
@@ -295,7 +295,7 @@ TEST_CASE("__shared__ variables begin as NaN bytes, in every block, and end at 4
   CHECK(message(in_variables<48 * 1024 - 16>, 32, &first, &fresh) == "");
   CHECK(
       has(message(in_variables<48 * 1024 - 15>, 32, &first, &fresh), "49153 bytes of __shared__"));
-  // Those of blocks that begin where others have ended, and of their neighbours.
+  // Elements at block boundaries, and their neighbours.
   std::vector<float> of_blocks(9);
   const Status status = launch_kernel(in_blocks, dim3(9), dim3(32), 0, nullptr, of_blocks.data());
   CHECK(status.message == "");
@@ -312,7 +312,7 @@ TEST_CASE("more shared memory than an SM has is refused", "[emulator][refusals]"
   const Status status = launch_kernel(at_most_64, dim3(1), dim3(32), 228 * 1024, nullptr, out);
   CHECK(status.code == Status::Code::kUnsupported);
   CHECK(has(status.message, "233472 bytes of shared memory a block: the limit is 232448"));
-  // The same of a kernel that comes without a launch, and of variables and dynamic memory together.
+  // The same for a kernel without a launch, and for variables and dynamic memory together.
   const auto said = [](std::size_t bytes) -> std::string {
     try {
       emulator::run_grid(1, 32, bytes, {[] {}});

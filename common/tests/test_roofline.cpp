@@ -1,4 +1,4 @@
-// Predictions from costs, which datasheet belongs to which device, and what is made of timings.
+// Predictions from costs, the datasheet of a device, and statistics of timings.
 #include "device/roofline.h"
 #include "attn/step.h"
 
@@ -20,7 +20,7 @@ Roofs roofs() {
   return r;
 }
 
-// A phase by its members: the order of Phase may change.
+// A phase by named members, since the order of Phase's members may change.
 Phase phase(const std::string& name, double tensor, double fp32, double exp, double read,
             double write, double l2 = 0) {
   Phase p;
@@ -46,7 +46,7 @@ TEST_CASE("a phase takes as long as the resource that binds", "[roofline]") {
   check(of(phase("tensor", 1600, 0, 0, 10, 10), DType::bf16), 4, "tensor");
   check(of(phase("exp", 80, 10, 30, 10, 10)), 3, "exp");
   check(of(phase("L2", 0, 0, 0, 10, 10, 20000)), 4, "L2");
-  // Read and written at the rate of a copy, the rest at that of a read.
+  // Equal reads and writes at the copy rate, the rest at the read rate.
   check(of(phase("read", 0, 0, 0, 4000, 0)), 2, "HBM");
   check(of(phase("write", 0, 0, 0, 0, 4000)), 4, "HBM");
   check(of(phase("copy", 0, 0, 0, 1000, 1000)), 2, "HBM");
@@ -109,7 +109,7 @@ TEST_CASE("devices find their datasheet by the name that CUDA gives them", "[roo
   CHECK(spec("NVIDIA GeForce RTX 3090") == "rtx3090");
   CHECK(spec("Tesla V100-SXM2-32GB") == "v100");
   CHECK(spec("Tesla V100-SXM2-16GB") == "v100");
-  // Not in the table, though a name of the table is in theirs: their figures are others.
+  // Not in the table, although their names contain a name of the table: their figures differ.
   CHECK(spec("NVIDIA L40") == "none");
   CHECK(spec("NVIDIA GeForce RTX 3090 Ti") == "none");
   CHECK(spec("NVIDIA GeForce RTX 4090 D") == "none");
@@ -137,7 +137,7 @@ TEST_CASE("a GPU without a step's instructions is named", "[roofline]") {
   for (const int later : {80, 86, 89, 90, 100}) CHECK_FALSE(lacks(step, "GPU", later));
   step.needs = kHopper;
   CHECK_FALSE(lacks(step, "NVIDIA H200", 90));
-  for (const int other : {75, 80, 89, 100, 120})  // sm_90a's instructions are in no later GPU
+  for (const int other : {75, 80, 89, 100, 120})  // later GPUs do not have sm_90a's instructions
     CHECK(lacks(step, "GPU", other) ==
           "GPU (sm_" + std::to_string(other) + ") has no wgmma: this step needs sm_90a");
   step.needs = kHopperTarget;

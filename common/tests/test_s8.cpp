@@ -1,5 +1,5 @@
-// wgmma of int8 (ptx/wgmma_s8.h), on both back ends: sums of whole numbers, exact to the last bit;
-// and how floats become int8.
+// wgmma on int8 (ptx/wgmma_s8.h), on both back ends: integer sums, exact to the last bit; and the
+// conversion of floats to int8.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -31,8 +31,8 @@ DeviceBuffer upload(Backend backend, const std::vector<In>& values) {
   return buffer;
 }
 
-// Random codes with many at both ends; a whole row of the largest times the least. "" or what is
-// wrong.
+// Random codes, many of them extreme, and a whole row of the largest times the smallest. "" or the
+// fault.
 std::string exact(Backend backend, int columns) {
   std::mt19937 random(static_cast<unsigned>(columns));
   const auto side = static_cast<std::size_t>(columns);

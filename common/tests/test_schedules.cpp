@@ -1,5 +1,5 @@
 /// \file
-/// Every step under many schedules: right, and without a race, in shared memory and between its
+/// Every step under many schedules: correct results and no races, in shared memory and between
 /// blocks. Linked into every chapter's tests.
 #include <cstdlib>
 #include <map>
@@ -21,14 +21,14 @@ struct FindRaces {
   ~FindRaces() { emulator::find_races = emulator::find_global_races = false; }
 };
 
-// ATTN_SCHEDULES=100: so many instead of five.
+// ATTN_SCHEDULES=100 runs that many instead of five.
 std::uint64_t schedules() {
   const char* const text = std::getenv("ATTN_SCHEDULES");
   return text ? std::strtoull(text, nullptr, 10) : 5;
 }
 
-// Two heads and two sequences of tiles that are not whole; every fifth problem has more tiles than
-// persistent kernels have blocks. Mask, head dim and type take turns, each with each of the others.
+// Two heads and two sequences with partial tiles; every fifth problem has more tiles than
+// persistent kernels have CTAs. Mask, head dim and type vary so that every combination occurs.
 Problem plain_problem(std::uint64_t schedule) {
   const bool large = schedule % 5 == 0;
   Problem p = problem(large ? 150 : 20, large ? 200 : 90, schedule / 2 % 2 == 1 ? 128 : 64,
@@ -36,10 +36,10 @@ Problem plain_problem(std::uint64_t schedule) {
   p.batch = large ? 2 : 1, p.heads = 2, p.kv_heads = 1;
   p.causal = schedule % 2 == 1;
   p.top_k = 5;
-  p.seed = schedule;  // and the schedule follows from it
+  p.seed = schedule;  // determines the schedule
   return p;
 }
-// The same with a feature more, for the steps that have it.
+// The same with an additional feature, for the steps that support it.
 Problem featured_problem(std::uint64_t schedule) {
   Problem p = plain_problem(schedule);
   switch ((schedule + schedule / 5) % 5) {
@@ -58,23 +58,24 @@ TEST_CASE("no step has a race in any of many schedules of the emulator", "[emula
   const FindRaces find;
   std::set<std::string> ran;
   for (std::uint64_t schedule = 1; schedule <= schedules(); ++schedule) {
-    // Every third looks at each block for itself, as exercises do.
+    // In every third, blocks are checked separately, as in exercises.
     emulator::find_global_races = schedule % 3 != 0;
-    Problem few = plain_problem(schedule);  // of queries, for steps that decode
+    Problem few = plain_problem(schedule);  // few queries, for decode steps
     few.seqlen_q = few.seqlen_q > 100 ? 16 : 3;
     std::vector<Problem> problems{featured_problem(schedule), plain_problem(schedule), few};
-    for (const DType type : {DType::int8, DType::e4m3, DType::int4})  // and of few bits
+    for (const DType type : {DType::int8, DType::e4m3, DType::int4})  // and in few bits
       for (const std::size_t n : {std::size_t{1}, std::size_t{2}}) {
         problems.push_back(problems[n]);
         problems.back().dtype = type;
-        if (type == DType::e4m3 && n == 1) {  // before it, for steps that turn Q and K
+        // before the quantised one, for steps that rotate Q and K
+        if (type == DType::e4m3 && n == 1) {
           problems.push_back(problems.back());
           problems[problems.size() - 2].own["rotary"] = {1};
         }
       }
     problems.push_back(few);  // attention of one K/V head with 576 columns
     problems.back().head_dim = 576;
-    problems.push_back(problems[1]);  // intervals of columns
+    problems.push_back(problems[1]);  // column intervals
     std::vector<int64_t> begin, end;
     for (int64_t j = 0; j < problems[1].seqlen_k; ++j)
       begin.push_back(j / 2), end.push_back(j / 2 + j % 7);
@@ -85,7 +86,7 @@ TEST_CASE("no step has a race in any of many schedules of the emulator", "[emula
     problems.back().seqlen_q = problems.back().seqlen_k = 4 * 128 + 20;
     problems.back().mask = std::make_shared<SlidingTiles>(Sides{2, 16, 16}, Sides{2, 8, 8},
                                                           std::vector<Sides>(2, {2, 8, 16}), 20);
-    problems.push_back(problems[1]);  // tiles of a product that are skipped
+    problems.push_back(problems[1]);  // block lists with skipped P V
     problems.back().own["skip_below"] = {4};
     problems.push_back(problems[1]);  // tokens of a canvas, and text
     problems.back().causal = false;
@@ -97,13 +98,14 @@ TEST_CASE("no step has a race in any of many schedules of the emulator", "[emula
     problems.back().own["top_columns"] = {16}, problems.back().own["top_keys"] = {20};
     problems.back().own["newest_keys"] = {4};
     for (Problem& p : problems) p.finish();
-    std::map<std::pair<const Operation*, const Problem*>, Case> cases;  // one for all their steps
+    // shared by all steps of a problem
+    std::map<std::pair<const Operation*, const Problem*>, Case> cases;
     for (const Step& step : chapter().steps) {
       const auto at =
           std::ranges::find_if(problems, [&](const Problem& q) { return !refusal(step, q); });
       if (at == problems.end()) continue;
-      // The large problem takes as long as all others: where no step has a producer, neighbours
-      // take turns at it.
+      // The large problem takes as long as all others: if no step has a producer warp, steps take
+      // turns at it.
       if (schedule % 5 == 0 && chapter().name < "05" &&
           !in_turn(step, static_cast<int>(schedule / 5)))
         continue;

@@ -1,5 +1,5 @@
-// What a launch is given besides inputs that it reads: tensors that it changes in part, and a plan
-// made on the host. And inputs that are stored in fewer bits than they were drawn in.
+// Launch inputs besides read-only ones: tensors that are partly modified, and a host-side plan. And
+// inputs stored in fewer bits than they were drawn in.
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -34,7 +34,7 @@ Step host_step(const Operation& op, LaunchFunction launch) {
 enum class Wrong { nothing, no_write, neighbour, old_value, shared_row };
 Wrong wrong = Wrong::nothing;
 
-// The row behind what is in use of each sequence.
+// The row after the used rows of each sequence.
 std::vector<int64_t> appended_rows(const Problem& p, const HostTensors&, const std::string&) {
   std::vector<int64_t> rows;
   for (int64_t b = 0; b < p.batch; ++b)
@@ -43,7 +43,7 @@ std::vector<int64_t> appended_rows(const Problem& p, const HostTensors&, const s
   return rows;
 }
 
-// cache [B, Hkv, N, d] gets row seqused_k of each head from `fresh` [B, Hkv, 1, d].
+// Copies `fresh` [B, Hkv, 1, d] to row seqused_k of each head of cache [B, Hkv, N, d].
 const Operation& append() {
   static const Operation operation = [] {
     const auto cache = [](const Problem& p) {
@@ -101,7 +101,7 @@ Status append_on_host(const Arguments& args) {
 int plans = 0;
 bool plan_changed = false, plan_random = false;
 
-// How many keys each sequence begins with, counted on the host: 63 bits of them.
+// The first key of each sequence, counted on the host in 63 bits.
 HostTensors count_before(const Problem& p, const HostTensors& in) {
   ++plans;
   HostTensor before = zeros({"before", {1, 1, 1, p.batch}, DType::int64});
@@ -145,15 +145,15 @@ TEST_CASE("a tensor that goes in and out is given, changed, checked and guarded"
   CHECK(found(Wrong::old_value).find("cache (b 0, h 0, row 3, ") == 0);
   CHECK(found(Wrong::neighbour) == "wrote to row 19 of cache, which must stay as it is");
   CHECK(found(Wrong::shared_row) == "wrote to row 0 of cache, which must stay as it is");
-  // It is one buffer.
+  // Counted as one buffer.
   CHECK(memory_need(p, append(), step).tensors ==
         double(DeviceBuffer::footprint(3 * 2 * 9 * 4 * 4) + DeviceBuffer::footprint(3 * 2 * 4 * 4) +
                DeviceBuffer::footprint(12)));
   const HostTensors in = draw(append(), p).tensors;
   Session session(p, append(), Backend::emulated, in);
   REQUIRE(session.prepare(step).ok());
-  wrong = Wrong::old_value;  // each launch finds the tensor as given, so the second gives what the
-                             // first gave
+  wrong = Wrong::old_value;  // each launch finds the tensor as given, so the second result
+                             // equals the first
   REQUIRE(session.launch().ok());
   const HostTensors first = session.outputs();
   REQUIRE(session.launch().ok());
@@ -184,7 +184,7 @@ TEST_CASE(
   const int before = plans;
   CHECK(session.time_plan().value() >= 0);
   CHECK(plans == before + 1);
-  // Other lengths, with the plan of before and with their own in the same place.
+  // Other lengths, with the old plan and with their own plan in the same place.
   Problem other = p;
   other.seqused_k = {5, 1, 2};
   const HostTensors inputs = draw(append(), other).tensors;
@@ -194,7 +194,7 @@ TEST_CASE(
   CHECK(session.launch().ok());
   REQUIRE(session.prepare(host_step(append(), append_on_host)).ok());
   CHECK_FALSE(session.time_plan());
-  // A row of its own in the JSON, in none of the other times.
+  // A separate entry in the JSON, not included in the other times.
   RunResult run;
   run.problem = p;
   run.steps.resize(2);
@@ -209,7 +209,7 @@ namespace {
 
 bool mask_forgotten = false;
 
-// Attention of fp32 as a kernel finds it: blocks of 4 queries and 8 keys, which all heads share.
+// fp32 attention through the kernel interface: blocks of 4 queries and 8 keys, shared by all heads.
 Status attend_in_blocks(const Arguments& args) {
   const Problem& p = args.problem;
   const auto* seen = args.in<int8_t>("block_mask");
@@ -243,7 +243,7 @@ TEST_CASE("a mask of blocks is an input, and a step that forgets it is found", "
   std::vector<bool> blocks;
   for (int m = 0; m < 4; ++m)
     for (int n = 0; n < 6; ++n)
-      blocks.push_back(m != 2 && (m + n) % 3 != 0);  // queries 8 to 11 see nothing
+      blocks.push_back(m != 2 && (m + n) % 3 != 0);  // queries 8 to 11 are fully masked
   p.mask = std::make_shared<BlockMask>(4, 8, std::vector<int64_t>{1, 1, 4, 6}, blocks);
   p.finish();
   CHECK(p.text().find(" mask=blocks:4x8:0.5 ") != std::string::npos);
@@ -263,7 +263,7 @@ namespace {
 
 constexpr const char* kStored[] = {"k", "v"};
 
-// K and V in e4m3, with a scale a head: the largest number becomes 448.
+// K and V in e4m3 with a scale per head: the largest magnitude becomes 448.
 HostTensors to_e4m3(const Problem& p, const HostTensors& originals) {
   HostTensors stored{{"q", originals.at("q")}};
   for (const char* name : kStored) {
@@ -321,7 +321,7 @@ const Operation& forward_e4m3() {
 
 bool scale_of_neighbour = false;
 
-// Attention of fp32 queries to K and V as they are stored.
+// Attention of fp32 queries to stored K and V.
 Status attend_e4m3(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t d = p.head_dim, n = p.seqlen_k;
@@ -367,7 +367,7 @@ TEST_CASE("inputs in fewer bits: right for what was stored, and how far that is 
   const nlohmann::json j = nlohmann::json::parse(std::ifstream("small.json"));
   const nlohmann::json& o = j["steps"][0]["verdicts"][0];
   CHECK(o["bound"].get<double>() <
-        1e-3);  // that of fp32: the reference is exact for what was stored
+        1e-3);  // the fp32 bound: the reference is exact for the stored values
   const nlohmann::json& off = o["to_originals"];
   CHECK((off["cosine"].get<double>() > 0.99 && off["cosine"].get<double>() < 0.99999));
   CHECK((off["relative_l1"].get<double>() > 1e-3 && off["relative_l1"].get<double>() < 0.1));

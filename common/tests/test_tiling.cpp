@@ -1,4 +1,4 @@
-// What the order of tiles makes of the traffic from HBM.
+// The effect of the tile order on HBM traffic.
 #include "device/roofline.h"
 #include "attn/tiling.h"
 #include "check/operation.h"
@@ -30,17 +30,16 @@ TEST_CASE("K and V come from HBM once where they stay in L2, and with every wave
   const Problem p = long_problem(false);
   CHECK(kv_bytes_from_hbm(p, {128, 128, 1}, h200) == kAll);   // head after head
   CHECK(kv_bytes_from_hbm(p, {128, 128, 12}, h200) == kAll);  // 12 MB at a time
-  // All heads at once: 16 tiles of queries a head, and whenever the next one comes L2 has let go of
-  // it.
+  // All heads at once: 16 query tiles per head, and by the next one L2 has evicted K and V.
   const double all_heads = kv_bytes_from_hbm(p, {128, 128, 128}, h200);
   CHECK(all_heads > 15 * kAll);
   CHECK(all_heads <= 16 * kAll);
   // an L2 that holds everything
   CHECK(kv_bytes_from_hbm(p, {128, 128, 128}, Machine{132, 1e9}) == kAll);
-  // a section that just does not fit
+  // a section that just exceeds L2
   CHECK(kv_bytes_from_hbm(p, {128, 128, 24}, h200) > 1.2 * kAll);
   CHECK(kv_bytes_from_hbm(p, {128, 128, 24}, Machine{132, 100 << 20}) == kAll);
-  // A mask leaves half of it out; several heads that share K and V bring it once.
+  // A mask removes half of it; heads that share K and V load it once.
   CHECK(kv_bytes_from_hbm(long_problem(true), {128, 128, 128}, h200) ==
         Approx(8.5 * kAll).epsilon(0.05));
   Problem shared = p;

@@ -1,6 +1,6 @@
 /// \file
-/// What is in a measured time, and what is not. GPU only: a test with a clock in it, which compares
-/// two medians whose difference would be the host's 200 microseconds.
+/// The extent of a measured time. GPU only: a timing test that compares two medians, which would
+/// differ by the host's 200 microseconds.
 #include <algorithm>
 #include <cmath>
 #include <chrono>
@@ -76,7 +76,7 @@ TEST_CASE("phases are timed in launches of their own", "[gpu]") {
   Problem problem;
   Arguments arguments(problem, Backend::gpu);
   Sample sample;
-  // The whole launch: no event between its phases, so no time of one.
+  // The whole launch: no events between phases, so no phase times.
   REQUIRE(timer.time(arguments, fill_in_three_phases, sample).ok());
   CHECK(sample.phases.empty());
   REQUIRE(timer.time_phases(arguments, fill_in_three_phases, sample).ok());
@@ -88,7 +88,7 @@ TEST_CASE("phases are timed in launches of their own", "[gpu]") {
     sum += seconds;
   }
   CHECK(std::abs(sum - sample.seconds) < 1e-6);
-  // Of a launch of one phase both say the same.
+  // For a launch with one phase both are equal.
   REQUIRE(timer.time(arguments, fill_in_one_phase, sample).ok());
   REQUIRE(sample.phases.size() == 1);
   CHECK(sample.phases[0].second == sample.seconds);

@@ -1,6 +1,6 @@
 /// \file
-/// Whose turn it is: a seed gives the same order whether races are looked for or not; and blocks
-/// that spin on an atomic for one that never comes are a deadlock.
+/// Scheduling: a seed gives the same order with and without race detection, and blocks that spin on
+/// an atomic that never changes are a deadlock.
 #include <string>
 #include <vector>
 
@@ -27,8 +27,8 @@ std::string message(std::uint64_t seed, unsigned grid, unsigned block,
 [[gnu::noinline]] __device__ void fill(float* numbers, unsigned first) {
   for (unsigned i = 0; i < 8; ++i) numbers[(first + i) % 8] = static_cast<float>(i);
 }
-// Who comes when, by an atomic counter. Between: stores to global memory, to shared memory, and to
-// an array of the thread's own, which lies in memory.
+// Records the execution order with an atomic counter, between stores to global memory, to shared
+// memory, and to a thread-local array in memory.
 __global__ void take_numbers(unsigned* next, unsigned* order, float* out) {
   auto* const row = &dynamic_shared<float>();
   float own[8];
@@ -43,7 +43,7 @@ __global__ void take_numbers(unsigned* next, unsigned* order, float* out) {
   }
 }
 
-// Every block waits for the last one, and none goes on.
+// Every block waits for the last one, and none continues.
 constexpr int kSpins = __LINE__ + 4;
 __global__ void spin_for_all(unsigned* arrived) {
   if (threadIdx.x == 0) {

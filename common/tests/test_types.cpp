@@ -1,4 +1,4 @@
-// Elements of 8 and 4 bits, whole numbers, and how they lie in memory and in files.
+// 8-bit and 4-bit elements, integers, and their layout in memory and files.
 #include <Eigen/Core>
 #include <bit>
 #include <cmath>
@@ -19,7 +19,7 @@ using namespace attn;
 
 namespace {
 
-// What a code means, by way of fp16: e5m2 is its upper byte, and e4m3 has its exponent 8 higher.
+// The value of a code through fp16: e5m2 is its upper byte, and e4m3 has an exponent offset of 8.
 float by_half_e5m2(uint8_t code) {
   return float(Eigen::half(Eigen::half_impl::raw_uint16_to_half(uint16_t(code << 8))));
 }
@@ -53,7 +53,7 @@ void rounds_to_nearest_even(float largest) {
   CHECK(code_of(NAN) == 0x7F);
   CHECK(code_of(-0.0f) == 0x80);
   CHECK(std::isnan(Type::decode(0x7F)));
-  CHECK(std::isnan(Type::decode(0xFF)));  // so that a poisoned byte is found
+  CHECK(std::isnan(Type::decode(0xFF)));  // so that poisoned bytes are detected
 }
 
 }  // namespace
@@ -102,12 +102,12 @@ TEST_CASE("int4 lies two a byte, the first in the low half", "[types]") {
   CHECK(std::equal(values, values + 5, back));
   CHECK((bits_of(DType::int4) == 4 && bytes_of(DType::int4, 5) == 3 && size_of(DType::e4m3) == 1));
   CHECK_THROWS_AS(size_of(DType::int4), std::logic_error);
-  // Large tensors are converted in pieces.
+  // Large tensors are converted in parts.
   HostTensor t = zeros({"t", {1, 1, 3, 1 << 20}, DType::int4});
   for (std::size_t i = 0; i < t.data.size(); ++i) t.data[i] = float(i * 7 % 16) - 8;
   CHECK(to_bytes(t).size() == t.data.size() / 2);
   CHECK(
-      (from_bytes(t.spec, to_bytes(t)).data == t.data));  // without printing three million numbers
+      (from_bytes(t.spec, to_bytes(t)).data == t.data));  // avoids printing three million numbers
 }
 
 TEST_CASE("index tensors hold whole numbers up to 2^63", "[types]") {
@@ -131,7 +131,7 @@ TEST_CASE("an element that nobody wrote is known in every type that can say so",
     const HostTensor t = from_bytes(spec, bytes);
     for (const float x : t.data) CHECK(unwritten(x));
     for (const int64_t n : t.numbers) CHECK(unwritten(type, n));
-    CHECK_FALSE(unwritten(round_to(type, NAN)));  // what a kernel computes is another NaN
+    CHECK_FALSE(unwritten(round_to(type, NAN)));  // a kernel computes a different NaN
   }
 }
 
@@ -194,7 +194,7 @@ TEST_CASE("tensors of every type come back from their files", "[types]") {
   CHECK(has(message_of([&] { load_inputs(folder, p, op); }),
             "bf16.npy: float32: convert with .astype(np.int32); accepted:"));
   specs = {
-      {"int64", {2, 1, 3, 4}, DType::int32}};  // too wide a number in one that fits by its type
+      {"int64", {2, 1, 3, 4}, DType::int32}};  // a value that does not fit its type
   CHECK(has(message_of([&] { load_inputs(folder, p, op); }),
             "int64.npy: 9223372036854775806 is no int32"));
   specs = {{"int8", {2, 1, 3, 4}, DType::e4m3}};

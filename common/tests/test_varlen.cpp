@@ -1,5 +1,5 @@
-// Batches of sequences of several lengths: what the problem means, where its packed tensors lie,
-// what is predicted for it, and that a step which gets any of it wrong is found.
+// Varlen batches: the meaning of the problem, the layout of packed tensors, predictions, and
+// detection of steps that get any of it wrong.
 #include <nlohmann/json.hpp>
 #include <cmath>
 #include <string>
@@ -76,7 +76,7 @@ TEST_CASE("lists of lengths without a meaning are refused in one line", "[varlen
   refuses("--varlen-k: 1 lengths, must be 2", {3, 4}, {7});
   refuses("--varlen-k: 1 lengths, must be 0", {}, {7});
   refuses("--varlen: 16385 sequences", Lengths(16385, 1));
-  varlen(Lengths(16384, 1024));  // as long and as many as may be
+  varlen(Lengths(16384, 1024));  // the longest and most numerous allowed
 }
 
 TEST_CASE("work is counted sequence by sequence", "[varlen]") {
@@ -107,11 +107,11 @@ TEST_CASE("work is counted sequence by sequence", "[varlen]") {
   CHECK((cost[1].name == "b" && cost[1].hbm_read == 9 && cost[1].hbm_write == 18 + o_lse));
   CHECK(cost[1].l2_bytes == 27 + o_lse);
 
-  // Backward dQ of the same queries, and dK and dV of two keys that nobody sees.
+  // Backward: dQ of the same queries, and dK and dV of two keys that are visible to no query.
   step.operation = &backward();
   CHECK(cost_of(step, p)[1].hbm_write == 18 + 3 * 4 * 8 * 2 + 2 * 2 * 2 * 8 * 2);
 
-  // No pair at all: what is written, and the phases have their names.
+  // No visible pair: only the outputs are written, and phases keep their names.
   step.operation = &forward();
   cost = cost_of(step, varlen({3, 0}, {0, 2}));
   REQUIRE(cost.size() == 2);
@@ -180,12 +180,12 @@ TEST_CASE("skewed lengths spread from a 64th of the longest to the longest", "[v
 
 // ---- a step ------------------------------------------------------------------------------------
 
-// What the model of a step does wrong.
+// The fault of a step's model.
 enum class Wrong { nothing, own_input, longest_for_all, no_keys_skipped };
 Wrong wrong = Wrong::nothing;
 
-// Attention of fp32 as a kernel finds a varlen problem: pointers and Shape. A query after the
-// other, in float32.
+// fp32 attention through the kernel interface of a varlen problem: pointers and Shape. Query by
+// query, in float32.
 Status attend_packed(const Arguments& args) {
   const Shape shape = shape_of(args.problem);
   const float *q = args.in<float>("q"), *k = args.in<float>("k"), *v = args.in<float>("v");

@@ -1,5 +1,5 @@
-// The rules for coalescing and bank conflicts, on patterns whose cost is known by hand. Whether a
-// GPU agrees is for common/scripts/check_warp_access.sh.
+// The rules for coalescing and bank conflicts, on patterns with known cost.
+// common/scripts/check_warp_access.sh compares them with a GPU.
 #include "emulator/warp_access.h"
 
 #include <set>
@@ -13,7 +13,7 @@ namespace {
 using namespace attn;
 using namespace attn::tests;
 
-// A layout is meant to be checked when it is compiled.
+// Layouts can be checked at compile time.
 constexpr int64_t unit(int lane) { return 4 * lane; }
 static_assert(sectors(unit, 4) == 4);
 static_assert(shared_access(unit, 4).conflicts() == 0);
@@ -45,19 +45,19 @@ TEST_CASE("sectors of global memory", "[warp_access]") {
   CHECK(sectors(strided(4, 32), 4) == 4);
   CHECK(sectors(strided(16, 16), 16) == 17);
   CHECK(sectors(strided(4, (int64_t{1} << 40) + 4), 4) == 5);  // far beyond 32 bits
-  // Every n-th float: n times as many until each lane has its own.
+  // Every n-th float: n times as many until each lane has its own sector.
   for (int n = 1; n <= 64; ++n) {
     INFO("stride " << n);
     CHECK(sectors(strided(4 * n, 0), 4) == (n < 8 ? (31 * 4 * n) / 32 + 1 : 32));
   }
-  // Same sector, whatever the order of the lanes.
+  // The same sector, in any order of lanes.
   CHECK(sectors([](int) { return int64_t{40}; }, 4) == 1);
   CHECK(sectors([](int lane) { return int64_t{4} * (31 - lane); }, 4) == 4);
   CHECK(sectors([](int lane) { return int64_t{4} * (lane * 5 % 32); }, 4) == 4);
-  // An access that lies across a border touches both sides.
+  // An access across a sector boundary touches both sectors.
   CHECK(sectors([](int lane) { return lane == 0 ? int64_t{24} : int64_t{-1}; }, 16) == 2);
   CHECK(sectors(strided(64, 24), 16) == 64);
-  // Lanes that do not take part.
+  // Inactive lanes.
   CHECK(sectors([](int) { return int64_t{-1}; }, 4) == 0);
   CHECK(sectors([](int lane) { return lane < 8 ? int64_t{4} * lane : int64_t{-1}; }, 4) == 1);
   CHECK(sectors([](int lane) { return lane % 2 == 0 ? int64_t{4} * lane : int64_t{-1}; }, 4) == 4);
@@ -65,7 +65,7 @@ TEST_CASE("sectors of global memory", "[warp_access]") {
 
 TEST_CASE("wavefronts of 4-byte accesses to shared memory", "[warp_access]") {
   const auto wavefronts = [](auto address) { return shared_access(address, 4).wavefronts; };
-  // Every n-th float: gcd(n, 32) lanes meet in a bank.
+  // Every n-th float: gcd(n, 32) lanes share a bank.
   for (int n = 1; n <= 64; ++n) {
     int common = 1;
     while (n % (2 * common) == 0 && common < 32) common *= 2;
@@ -75,14 +75,14 @@ TEST_CASE("wavefronts of 4-byte accesses to shared memory", "[warp_access]") {
     CHECK(access.ideal == 1);
     CHECK(access.conflicts() == common - 1);
   }
-  CHECK(wavefronts([](int) { return int64_t{0}; }) == 1);              // one word for all
+  CHECK(wavefronts([](int) { return int64_t{0}; }) == 1);  // one word for all lanes
   CHECK(wavefronts([](int lane) { return int64_t{4} * (lane / 2); }) == 1);
-  CHECK(wavefronts([](int lane) { return int64_t{128} * (lane / 8); }) == 4);  // 4 words of a bank
+  CHECK(wavefronts([](int lane) { return int64_t{128} * (lane / 8); }) == 4);  // 4 words per bank
   CHECK(wavefronts([](int lane) { return int64_t{4} * (lane ^ 21); }) == 1);
   CHECK(wavefronts([](int) { return int64_t{-1}; }) == 0);
   CHECK(wavefronts([](int lane) { return lane < 3 ? int64_t{128} * lane : int64_t{-1}; }) == 3);
   CHECK(shared_access([](int) { return int64_t{-1}; }, 4).ideal == 0);
-  // The column of a 32 x 32 tile that is swizzled by its row, instead of padded.
+  // The column of a 32 x 32 tile with XOR swizzle instead of padding.
   CHECK(wavefronts([](int row) { return int64_t{4} * (32 * row + (5 ^ row)); }) == 1);
 }
 
@@ -90,12 +90,12 @@ TEST_CASE("wavefronts of 8- and 16-byte accesses to shared memory", "[warp_acces
   const auto access = [](int64_t stride, int bytes) {
     return shared_access([=](int lane) { return stride * lane; }, bytes);
   };
-  CHECK(access(8, 8).wavefronts == 2);  // a half warp at a time
+  CHECK(access(8, 8).wavefronts == 2);  // per half warp
   CHECK(access(8, 8).ideal == 2);
   CHECK(access(16, 8).wavefronts == 4);
   CHECK(access(128, 8).wavefronts == 32);
   CHECK(access(136, 8).wavefronts == 2);  // rows of 32 floats and 2 of padding
-  CHECK(access(16, 16).wavefronts == 4);  // a quarter warp at a time
+  CHECK(access(16, 16).wavefronts == 4);  // per quarter warp
   CHECK(access(16, 16).ideal == 4);
   CHECK(access(32, 16).wavefronts == 8);
   CHECK(access(128, 16).wavefronts == 32);
@@ -103,7 +103,7 @@ TEST_CASE("wavefronts of 8- and 16-byte accesses to shared memory", "[warp_acces
   CHECK(access(144, 16).conflicts() == 0);  // rows of 128 bytes and 16 of padding
   CHECK(access(272, 16).conflicts() == 0);
   CHECK(access(256, 16).conflicts() == 28);
-  CHECK(access(160, 16).conflicts() == 4);  // rows 0 and 4 of 8 meet
+  CHECK(access(160, 16).conflicts() == 4);  // rows 0 and 4 of 8 conflict
   const auto eight_lanes = [](int lane) { return lane < 8 ? int64_t{16} * lane : int64_t{-1}; };
   CHECK(shared_access(eight_lanes, 16).wavefronts == 1);
   CHECK(shared_access(eight_lanes, 16).ideal == 1);

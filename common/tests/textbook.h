@@ -1,4 +1,4 @@
-// Attention by the textbook's formula, three loops in double: what the references are held to.
+// Attention by the textbook formula, three loops in double: the references are compared with it.
 #pragma once
 
 #include <cmath>
@@ -40,8 +40,8 @@ inline Lengths lengths(const Problem& p, int64_t b) {
   return {p.varlen_q[static_cast<std::size_t>(b)], p.varlen_k[static_cast<std::size_t>(b)]};
 }
 
-// A mask of blocks of 2 queries and 3 keys, or of columns, one a query head: what `hides` says,
-// number by number.
+// A mask of blocks of 2 queries and 3 keys, or of column intervals, per query head. `hides` states
+// it pair by pair.
 struct Hidden {
   bool blocks = false, columns = false;
   bool block(int64_t b, int64_t h, int64_t m, int64_t n) const {
@@ -61,7 +61,7 @@ struct Hidden {
       return std::make_shared<BlockMask>(2, 3, std::vector{p.batch, p.heads, m, n}, seen);
     }
     if (!columns) return nullptr;
-    std::vector<int64_t> begins, ends;  // one for all sequences
+    std::vector<int64_t> begins, ends;  // shared by all sequences
     for (int64_t h = 0; h < p.heads; ++h)
       for (int64_t j = 0; j < p.seqlen_k; ++j)
         begins.push_back(begin(h, j)), ends.push_back(end(h, j));
@@ -69,19 +69,19 @@ struct Hidden {
                                              begins, ends);
   }
 };
-inline Hidden hidden;  // of the problem at hand
+inline Hidden hidden;  // of the current problem
 
-// The masks as design and documentation word them, pair by pair.
+// The masks as defined in the documentation, pair by pair.
 inline bool sees(const Problem& p, Lengths n, int64_t b, int64_t h, int64_t i, int64_t j) {
   if (hidden.hides(b, h, i, j)) return false;
-  const int64_t diagonal = i + n.k - n.q;  // the last query's is the last key
+  const int64_t diagonal = i + n.k - n.q;  // the last query's diagonal is the last key
   if (p.causal && j > diagonal) return false;
   if (p.window_right >= 0 && j > diagonal + p.window_right) return false;
   return p.window_left < 0 || j >= diagonal - p.window_left;
 }
 
-// Tensors are doubles, so that they can be varied: [batch][heads][rows][d], with varlen [rows of
-// all][heads][d].
+// Tensors are doubles, so that they can be differentiated: [batch][heads][rows][d], with varlen
+// [rows of all][heads][d].
 using Tensor = std::vector<double>;
 inline std::size_t place(const Problem& p, bool of_queries, int64_t b, int64_t h, int64_t i,
                          int64_t c) {
@@ -139,8 +139,8 @@ inline std::vector<double> attend(const Problem& p, const Tensor& q, const Tenso
 }
 inline Tensor doubles(const HostTensor& t) { return Tensor(t.data.begin(), t.data.end()); }
 
-// Five sequences: without queries, without keys, without either, and two with both. What each
-// option does to them is asked for alone and together with the others.
+// Five sequences: without queries, without keys, without either, and two with both. Each option is
+// tested alone and together with the others.
 inline Problem with_options(unsigned options) {
   Problem p = make(6, 5);
   if (options & 1) p.varlen_q = {4, 0, 3, 0, 5}, p.varlen_k = {3, 2, 0, 0, 6};

@@ -1,5 +1,5 @@
-// warp_access_probe: one tiny kernel a pattern, of one warp and kLoads loads, for ncu to count.
-// Prints a line a kernel, in the order of the launches: number, metric, predicted count, name. The
+// warp_access_probe: one small kernel per pattern, with one warp and kLoads loads, for ncu to
+// count. Prints a line per kernel in launch order: number, metric, predicted count, name. The
 // counts of the first kernel, which loads nothing, are the baseline. See
 // common/scripts/check_warp_access.sh.
 #include <cuda_runtime.h>
@@ -17,7 +17,7 @@ using namespace attn::tests;
 constexpr int kLoads = 8;
 constexpr int kSharedBytes = 16 * 1024, kGlobalStep = 16 * 1024;  // beyond any pattern's extent
 
-// Loads by hand-written PTX: the compiler neither widens nor drops them. Nothing writes to shared
+// Loads through inline PTX: the compiler neither widens nor removes them. Nothing writes to shared
 // memory, because stores would be counted with the loads of ldmatrix.
 __device__ uint32_t load_shared(uint32_t from, int bytes) {
   uint32_t a = 0, b = 0, c = 0, d = 0;
@@ -51,8 +51,8 @@ __device__ uint32_t load_global(const char* from, int bytes) {
   return a ^ b ^ c ^ d;
 }
 
-// Load n is n rows of banks (or n times kGlobalStep) further on, so that no two are the same and
-// each costs what the first does. The sum is stored, so that all are needed.
+// Load n is offset by n rows of banks (or n times kGlobalStep), so that all addresses differ and
+// each load costs as much as the first. The sum is stored, so that no load is removed.
 template <class Pattern, int kCount>
 __global__ void probe(const char* global, uint32_t* out) {
   __shared__ __align__(1024) char shared[kSharedBytes];

@@ -1,6 +1,6 @@
 /// \file
-/// Access patterns of one warp instruction with what each costs: test_warp_access.cpp holds
-/// emulator/warp_access.h to these figures, and the program warp_access_probe holds both to a GPU.
+/// Access patterns of one warp instruction and their costs: test_warp_access.cpp compares
+/// emulator/warp_access.h with these figures, and warp_access_probe compares both with a GPU.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace attn::tests {
 
 enum class Instruction { kShared, kLdmatrix, kGlobal };
 
-/// Lane l accesses kBytes at byte kOffset + l * kStride; only the first kActive lanes take part.
+/// Lane l accesses kBytes at byte kOffset + l * kStride; only the first kActive lanes are active.
 template <Instruction kIn, int kWidth, int kStride, int kOffset = 0, int kActive = 32>
 struct Strided {
   static constexpr Instruction kInstruction = kIn;
@@ -22,7 +22,7 @@ struct Strided {
   }
 };
 /// A tile of rows of kRowBytes; eight neighbouring lanes read 16 bytes of eight different rows, as
-/// the lanes of ldmatrix do. kSwizzle: the 16-byte column is XORed with the row.
+/// in ldmatrix. kSwizzle: the 16-byte column is XORed with the row.
 template <Instruction kIn, int kRowBytes, bool kSwizzle = false>
 struct Rows {
   static constexpr Instruction kInstruction = kIn;
@@ -36,7 +36,7 @@ struct Rows {
 template <int kRowElements>
 using Column = Strided<Instruction::kShared, 4, 4 * kRowElements>;
 
-/// Wavefronts (shared memory) or sectors (global memory) by warp_access.h.
+/// Wavefronts (shared memory) or sectors (global memory) according to warp_access.h.
 template <class Pattern>
 constexpr int predicted() {
   if constexpr (Pattern::kInstruction == Instruction::kShared)
@@ -47,7 +47,7 @@ constexpr int predicted() {
     return sectors(Pattern::address, Pattern::kBytes);
 }
 
-/// Calls `f(pattern, name, cost)` for every pattern; `cost` is worked out by hand.
+/// Calls `f(pattern, name, cost)` for every pattern; `cost` was computed by hand.
 template <class F>
 constexpr void for_each_pattern(F f) {
   constexpr auto kShared = Instruction::kShared, kGlobal = Instruction::kGlobal;
