@@ -1,15 +1,15 @@
-# Targets of a chapter, of a test, of kernels that exist on both back ends.
+# Targets of chapters, of tests, and of kernels for both back ends.
 
-# For all steps at once, not for who edits one: four steps of 04 take nvcc 25 s of processor time
-# alone, 10 s together.
+# Speeds up complete builds, but not the rebuild of one step: nvcc needs 25 s of processor time for
+# four steps of 04 separately, 10 s together.
 set(ATTN_TOGETHER 1 CACHE STRING "steps of a chapter that are one compile unit")
 
 # attn_together(<out units> <out alone> <extension> <file> ...): writes files that include several
-# of <file> each, all of one ladder. v4_tiled.cu and b1_global.cu come ATTN_TOGETHER at a time; of
-# f1_fp8.cu and the like a ladder is one unit, and q and s of the emulator are one together: two
-# units with an instantiation of one kernel beside other kernels do not link, as the entries of
-# their functions (patchable_function_entry, emulator/cuda_names.h) lie in one section a unit.
-# Files whose names are not a step's stay alone: programs link them by their names.
+# of <file> each, all of one ladder. v4_tiled.cu and b1_global.cu are grouped by ATTN_TOGETHER.
+# Other ladders, such as f1_fp8.cu, form one unit each, and q and s of the emulator form one unit
+# together. Otherwise two units would instantiate the same kernel next to other kernels, which does
+# not link: the entries of a unit's functions (patchable_function_entry, emulator/cuda_names.h)
+# share one section. Files that are not named like a step stay separate: programs link them by name.
 function(attn_together out_units out_alone extension)
   set(alone ${ARGN})
   set(units)
@@ -44,8 +44,8 @@ function(attn_together out_units out_alone extension)
   set(${out_alone} "${alone}" PARENT_SCOPE)
 endfunction()
 
-# attn_add_kernels(<target> FILES <a.cu> ... [HOPPER]): an object library with every file compiled twice: by the
-# host compiler for the emulator, and by nvcc if there is one. HOPPER: for sm_90a alone.
+# attn_add_kernels(<target> FILES <a.cu> ... [HOPPER]): an object library with every file compiled
+# twice: by the host compiler for the emulator, and by nvcc if available. HOPPER: only for sm_90a.
 function(attn_add_kernels target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "" "FILES")
   set(files)
@@ -61,7 +61,7 @@ function(attn_add_kernels target)
   foreach(path ${alone})
     get_filename_component(name ${path} NAME_WE)
     set(wrapper ${CMAKE_CURRENT_BINARY_DIR}/emulated/${name}.cpp)
-    # A path from the root, so that a compiler cache knows the file in another clone again.
+    # A path relative to the root lets a compiler cache recognise the file in another clone.
     file(RELATIVE_PATH path ${PROJECT_SOURCE_DIR} ${path})
     file(CONFIGURE OUTPUT ${wrapper} CONTENT "#include \"${path}\"\n")
     list(APPEND emulated ${wrapper})
@@ -77,7 +77,7 @@ function(attn_add_kernels target)
       list(APPEND files ${alone})
     endif()
     add_library(${target}_gpu OBJECT ${files})
-    # Denormal floats are 0: keeping them costs __expf three instructions more.
+    # Flush denormal floats to 0: keeping them costs __expf three more instructions.
     target_compile_options(${target}_gpu PRIVATE
       $<$<COMPILE_LANGUAGE:CUDA>:-ftz=true --expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall>)
     if(arg_HOPPER)
@@ -93,28 +93,28 @@ function(attn_add_kernels target)
   set(${target}_OBJECTS ${objects} PARENT_SCOPE)
 endfunction()
 
-# attn_test_settings(<target> <attn>): how a test is compiled.
+# attn_test_settings(<target> <attn>): compile settings of a test.
 function(attn_test_settings target library)
   target_compile_definitions(${target} PRIVATE
     ATTN_FIXTURES="${PROJECT_SOURCE_DIR}/common/tests/fixtures"
     ATTN_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
-  # Compiled more often than it is run.
+  # Tests are compiled more often than run.
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
   target_link_libraries(${target} PRIVATE ${library} attn_warnings Catch2::Catch2)
 endfunction()
 
-# attn_add_test(<name> SOURCES ... [OBJECTS ...] [LIBRARY <attn>]): a Catch2 program. Its cases become ctests one by one;
-# those tagged [gpu] run together in <name>.gpu, which is skipped (77) where there is no GPU.
+# attn_add_test(<name> SOURCES ... [OBJECTS ...] [LIBRARY <attn>]): a Catch2 program. Each case is a
+# ctest; those tagged [gpu] run together in <name>.gpu, which is skipped (77) without a GPU.
 function(attn_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY" "SOURCES;OBJECTS;LABELS")
   if(NOT arg_LIBRARY)
     set(arg_LIBRARY attn)
   endif()
-  if(NOT TARGET attn_test_main)  # Catch2's own half, compiled once for all
+  if(NOT TARGET attn_test_main)  # Catch2's main, compiled once for all tests
     add_library(attn_test_main OBJECT ${PROJECT_SOURCE_DIR}/common/tests/main.cpp)
     target_link_libraries(attn_test_main PRIVATE attn_device attn_warnings Catch2::Catch2)
-    if(ATTN_SANITIZE)  # Catch2 itself is not what is tested, and takes minutes
+    if(ATTN_SANITIZE)  # Catch2 itself is not under test, and instrumenting it takes minutes
       target_compile_options(attn_test_main PRIVATE -O1 -fno-sanitize=all)
     endif()
   endif()
@@ -124,8 +124,8 @@ function(attn_add_test name)
   catch_discover_tests(${name} TEST_SPEC "~[gpu]" TEST_PREFIX "${name}: "
                        TEST_LIST ${name}_CASES
                        PROPERTIES TIMEOUT 600)
-  # Catch's script takes a list of labels apart: they are set when ctest has read what it wrote. The
-  # tests of a chapter come first, for they are the long ones: at the end short ones fill all cores.
+  # Catch's script splits a list of labels, so they are set when ctest has read its output. The
+  # tests of a chapter run first because they are long: at the end, short ones fill all cores.
   set(labels ${CMAKE_CURRENT_BINARY_DIR}/${name}_labels.cmake)
   set(cost 0)
   if(name MATCHES "^test_0[0-9]_")
@@ -140,7 +140,7 @@ endforeach()
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${labels})
   foreach(source ${arg_SOURCES})
     file(READ ${source} text)
-    if(text MATCHES "TEST_CASE\\(\"[^\"]*;")  # CMake would take it for two, and run neither
+    if(text MATCHES "TEST_CASE\\(\"[^\"]*;")  # CMake would split it into two cases and run neither
       message(FATAL_ERROR "${source}: a semicolon in the name of a test")
     endif()
     if(text MATCHES "\\[gpu\\]")
@@ -151,20 +151,21 @@ endforeach()
   endforeach()
 endfunction()
 
-# attn_attention_of(<out> <step file>): the step whose attention kernel this step launches, as its
-# line ATTN_ATTENTION_OF(f4_block_scales); says; empty where a step has a kernel of its own.
+# attn_attention_of(<out> <step file>): the step whose attention kernel this step launches, from its
+# line ATTN_ATTENTION_OF(f4_block_scales); empty if the step has its own kernel.
 function(attn_attention_of out file)
   file(STRINGS ${file} line REGEX "^ATTN_ATTENTION_OF\\(")
   string(REGEX REPLACE "^ATTN_ATTENTION_OF\\(([a-z0-9_]+).*" "\\1" step "${line}")
   set(${out} "${step}" PARENT_SCOPE)
 endfunction()
 
-# attn_add_chapter(<chapter> STEPS <step> ... [HOPPER] [PARENT <chapter>/<step>] [TESTS <more.cpp> ...] [SHARED <kernel> ...]
-#                  [HOPPER_STEPS <step> ...] [FIRST_STEPS <step> ...]): the program, its benchmark and its tests, from <step>.cu,
-# chapter.cpp and the files of its rooms: kernels/*.cu, which prepare steps, host/*.cpp, operations
-# and planners beside the table, tests/*.cpp. SHARED: of common/kernels. HOPPER_STEPS: those of STEPS that are only for sm_90a.
-# FIRST_STEPS: those that are the first of an operation, and may differ from their parents as a
-# chapter's first step may.
+# attn_add_chapter(<chapter> STEPS <step> ... [HOPPER] [PARENT <chapter>/<step>] [TESTS <more.cpp>
+#                  ...] [SHARED <kernel> ...] [HOPPER_STEPS <step> ...] [FIRST_STEPS <step> ...]):
+# the program, its benchmark and its tests, from <step>.cu, chapter.cpp and the files of its
+# folders: kernels/*.cu (prepare kernels), host/*.cpp (operations and planners), tests/*.cpp.
+# SHARED: kernels of common/kernels. HOPPER_STEPS: the STEPS that are only for sm_90a. FIRST_STEPS:
+# the first steps of an operation, which may differ from their parents as much as a chapter's first
+# step.
 function(attn_add_chapter chapter)
   cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT" "STEPS;TESTS;SHARED;HOPPER_STEPS;FIRST_STEPS")
   file(GLOB kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/kernels/*.cu)
@@ -189,7 +190,7 @@ function(attn_add_chapter chapter)
   attn_add_kernels(${chapter} ${hopper} FILES ${files} ${kernels})
   if(hopper_files)
     attn_add_kernels(${chapter}_hopper HOPPER FILES ${hopper_files})
-    # Of a kernel that is in two units the linker keeps the first. The emulator's list of a unit's
+    # If a kernel is in two units, the linker keeps the first. The emulator's list of a unit's
     # kernels (attn_together) does not link without all of them, or is dropped. So in 08 the unit of
     # q9 loses its list, not that of q and s.
     if(ATTN_TOGETHER GREATER 1)
@@ -206,7 +207,7 @@ function(attn_add_chapter chapter)
   set(${chapter}_HOPPER "${hopper}" PARENT_SCOPE)
   set(${chapter}_HOPPER_STEPS "${arg_HOPPER_STEPS}" PARENT_SCOPE)
 
-  if(NOT TARGET attn_chapter_main)  # what all chapters have alike, compiled once
+  if(NOT TARGET attn_chapter_main)  # shared by all chapters, compiled once
     set(common ${PROJECT_SOURCE_DIR}/common)
     add_library(attn_chapter_main OBJECT ${common}/run/main.cpp)
     target_link_libraries(attn_chapter_main PRIVATE attn attn_warnings)
@@ -229,9 +230,9 @@ function(attn_add_chapter chapter)
   attn_add_test(test_${chapter} SOURCES ${tests} ${arg_TESTS}
                 OBJECTS $<TARGET_OBJECTS:attn_chapter_tests> ${objects} LABELS ${chapter})
 
-  # diff_01_v1_v2 and so on: the lesson of a step is its difference from its parent, which its header declares.
-  # A step that launches its parent's attention kernel is shown whole. Its children are compared
-  # with the file that has the kernel.
+  # diff_01_v1_v2 and so on: the difference between a step and its parent, which its header
+  # declares. A step that launches its parent's attention kernel is printed completely. Its children
+  # are compared with the file that contains the kernel.
   string(SUBSTRING ${chapter} 0 2 number)
   foreach(step ${arg_STEPS})
     file(STRINGS ${step}.cu header LIMIT_COUNT 5 REGEX "^// parent ")
@@ -254,7 +255,7 @@ function(attn_add_chapter chapter)
     endif()
     string(REGEX REPLACE "[0-9]+$" "" from ${from})
     string(REGEX REPLACE "[0-9]+$" "" to ${to})
-    if(from STREQUAL to)  # a backward pass is no step from a forward one
+    if(from STREQUAL to)  # a backward pass is not derived from a forward pass
       set(budget 80)
       if(step IN_LIST arg_FIRST_STEPS)
         set(budget 180)
@@ -270,8 +271,9 @@ function(attn_add_chapter chapter)
   endif()
 endfunction()
 
-# attn_add_sweep(<chapter> <name> <architecture> [KERNELS]): host/<name>.cu, which times variants of tiles on a GPU, as the
-# target <name>_<chapter>, built on demand. KERNELS: it calls those of the chapter.
+# attn_add_sweep(<chapter> <name> <architecture> [KERNELS]): host/<name>.cu, which times tile
+# configurations on a GPU, as the target <name>_<chapter>, built on demand. KERNELS: links the
+# chapter's kernels.
 function(attn_add_sweep chapter name architecture)
   if(NOT ATTN_HAVE_CUDA)
     return()
@@ -290,14 +292,16 @@ function(attn_add_sweep chapter name architecture)
   target_link_libraries(${name}_${chapter} PRIVATE attn)
 endfunction()
 
-# attn_diff_budget(<chapter> <step> <lines> <reason>): a step that differs from its parent in more lines than the 80 of
-# a chapter, or the 180 of a chapter's first step. common/tests/cli/step_diffs.sh counts them.
+# attn_diff_budget(<chapter> <step> <lines> <reason>): allows a step to differ from its parent in
+# more than the 80 lines of a chapter, or the 180 of a chapter's first step.
+# common/tests/cli/step_diffs.sh counts them.
 function(attn_diff_budget chapter step lines reason)
   set_property(GLOBAL APPEND_STRING PROPERTY ATTN_DIFF_BUDGETS "${lines} ${chapter}/${step} ${reason}\n")
 endfunction()
 
 # attn_diff_parent(<chapter> <step> <parent> [FIRST]): a later step whose parent, <chapter>/<step>,
-# is in another chapter. FIRST: of an operation's steps, which may differ as a chapter's first may.
+# is in another chapter. FIRST: it is the first of an operation and may differ as much as a
+# chapter's first step.
 function(attn_diff_parent chapter step parent)
   string(SUBSTRING ${chapter} 0 2 number)
   string(REGEX REPLACE "_.*" "" to ${step})
@@ -310,8 +314,9 @@ function(attn_diff_parent chapter step parent)
   set_property(GLOBAL APPEND_STRING PROPERTY ATTN_DIFFS "${budget} ${parent} ${chapter}/${step}\n")
 endfunction()
 
-# attn_inline_headers(<text>): puts the headers of kernels/, of this chapter and of common, that the step's text includes in their places: those
-# with code of a back end. What host and kernels share stays as it is.
+# attn_inline_headers(<text>): replaces #include lines of the step's text by the headers of
+# kernels/, of this chapter and of common, that contain back-end code. Headers shared by host and
+# kernels stay included.
 function(attn_inline_headers out)
   set(text "${${out}}")
   set(seen)
@@ -354,10 +359,11 @@ function(attn_inline_headers out)
   set(${out} "${text}" PARENT_SCOPE)
 endfunction()
 
-# attn_step_copy(<out> <step> <name> <text>): writes <out>: <text>, that of <step>.cu, in a namespace
-# <name>. A copy has no more kernels than small tests run: of 16 bits only bf16, head dims up to 64.
+# attn_step_copy(<out> <step> <name> <text>): writes <out>: <text>, that of <step>.cu, in a
+# namespace <name>. A copy has only the kernels that small tests run: of 16 bits only bf16, head
+# dims up to 64.
 function(attn_step_copy out step name text)
-  # Of headers that the text has in it, too.
+  # Also of headers that the text already contains.
   string(REGEX MATCHALL "namespace ATTN_BACKEND::[a-z0-9_]+ {" spaces "${text}")
   list(REMOVE_DUPLICATES spaces)
   foreach(space IN LISTS spaces)
@@ -383,8 +389,8 @@ Status dispatch_bf16(DType dtype, Body body) {
   file(CONFIGURE OUTPUT ${out} CONTENT "@text@" @ONLY)
 endfunction()
 
-# attn_edited(<out rows> <folder> <suffix> <numbered> <text file> <edits file> ...): the versions of a text that
-# edit.awk writes to <folder>; rows: what it prints of each.
+# attn_edited(<out rows> <folder> <suffix> <numbered> <text file> <edits file> ...): the versions of
+# a text that edit.awk writes to <folder>; rows: its output for each.
 function(attn_edited out_rows folder suffix numbered text_file)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${ARGN} ${PROJECT_SOURCE_DIR}/common/cmake/edit.awk)
   find_program(ATTN_AWK NAMES awk gawk mawk REQUIRED)
@@ -399,8 +405,8 @@ function(attn_edited out_rows folder suffix numbered text_file)
   set(${out_rows} "${rows}" PARENT_SCOPE)
 endfunction()
 
-# attn_next_row(<inout rows> <out name> <out directive>): takes the first of these rows off. A list would be cut at
-# every semicolon.
+# attn_next_row(<inout rows> <out name> <out directive>): removes the first of these rows. A CMake
+# list would be split at every semicolon.
 function(attn_next_row inout name directive)
   string(FIND "${${inout}}" "\n" end)
   string(FIND "${${inout}}" "\t" tab)
@@ -415,10 +421,11 @@ function(attn_next_row inout name directive)
   set(${inout} "${text}" PARENT_SCOPE)
 endfunction()
 
-# attn_add_broken_steps(<chapter>): tests/broken/STEP.edits has versions of a step with one place changed (edit.awk), whose
-# title is what has to be said of it (broken_step.cpp): one test per version, and one for the
-# unchanged step. CMake stops where a place is not found: the step has changed. What shows the answer of
-# an exercise is in exercises/STEP.solution.edits, which the edition for students lacks.
+# attn_add_broken_steps(<chapter>): tests/broken/STEP.edits contains versions of a step with one
+# changed place (edit.awk). The title of a version is the report it must cause (broken_step.cpp).
+# Adds a test per version, and one for the unchanged step. CMake stops if a place is not found: the
+# step has changed. Versions that would show the answer of an exercise are in
+# exercises/STEP.solution.edits, which the student edition lacks.
 function(attn_add_broken_steps chapter)
   file(GLOB files CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/broken/*.edits)
   file(GLOB solutions CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/exercises/*.solution.edits)
@@ -455,7 +462,7 @@ function(attn_broken_step chapter step)
     attn_read(text ${folder}/text/${number})
     attn_step_copy(${folder}/${number}.cu ${step} ${step}_${number} "${text}")
     string(APPEND includes "#include \"broken/${step}/${number}.cu\"\n")
-    # A decode step prepares with a function of its own.
+    # A decode step has its own prepare function.
     set(prepare nullptr)
     if(step MATCHES "^d[0-9]")
       set(prepare "::emulated::${step}_${number}::prepare")
@@ -482,15 +489,15 @@ const std::vector<attn::tests::Version> attn::tests::kVersions{
     target_include_directories(attn_broken_step PRIVATE ${PROJECT_SOURCE_DIR}/common)
     target_link_libraries(attn_broken_step PRIVATE attn attn_warnings)
   endif()
-  # Workspaces, plans, and what is expected of it, are in the chapter's table.
+  # Workspaces, plans and expected outputs come from the chapter's table.
   if(step MATCHES "^[dfqs]")
     set(table $<TARGET_OBJECTS:${chapter}_table>)
   elseif(chapter MATCHES "^07_")  # and kernels that clear counters
     set(table $<TARGET_OBJECTS:${chapter}_table> $<TARGET_OBJECTS:${chapter}_emulated>)
   endif()
-  # All versions launch the attention kernel as it is shipped; its own broken versions are those of
-  # the step that has it. Parameters of `attend` are of types that no back end's namespace has, as
-  # attn_step_copy renames what lies in one.
+  # All versions launch the shipped attention kernel; broken versions of that kernel belong to the
+  # step that contains it. The parameter types of `attend` are outside the back ends' namespaces,
+  # since attn_step_copy renames what is inside.
   attn_attention_of(launched ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
   if(launched)
     set(kernels ${chapter}_emulated)
@@ -506,7 +513,7 @@ const std::vector<attn::tests::Version> attn::tests::kVersions{
   target_link_libraries(${target} PRIVATE attn)
 endfunction()
 
-# attn_add_diff(<target> <from> <to>): prints the difference; that there is one is no failure.
+# attn_add_diff(<target> <from> <to>): prints the difference; a difference is not a failure.
 function(attn_add_diff target from to)
   add_custom_target(${target}
     COMMAND git --no-pager diff --no-index --ignore-all-space --function-context ${from} ${to} || true

@@ -1,4 +1,4 @@
-# CUDA if this machine has an nvcc: ATTN_HAVE_CUDA, ATTN_HAVE_CUBLAS (0 or 1).
+# Enables CUDA if this machine has nvcc: ATTN_HAVE_CUDA, ATTN_HAVE_CUBLAS (0 or 1).
 option(ATTN_CUDA "Build for the GPU if there is an nvcc" ON)
 set(ATTN_HAVE_CUDA 0)
 set(ATTN_HAVE_CUBLAS 0)
@@ -9,7 +9,7 @@ if(ATTN_CUDA)
       set(CMAKE_CUDA_COMPILER ${ATTN_NVCC})
     endif()
   endif()
-  # Machine code for Ampere and Hopper, PTX for what comes after. "native" would need a GPU here.
+  # SASS for Ampere and Hopper, PTX for later architectures. "native" would need a GPU here.
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES "80-real;90" CACHE STRING "GPU architectures")
   endif()
@@ -27,7 +27,7 @@ if(ATTN_CUDA)
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
     set(ATTN_HAVE_CUDA 1)
-    # CMake before 3.25.2 does not know that nvcc takes C++20.
+    # CMake before 3.25.2 does not know that nvcc supports C++20.
     if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")

@@ -1,4 +1,4 @@
-# Libraries: from the system if they are there, else fetched. start.sh installs them on Debian/Ubuntu.
+# Libraries: from the system if installed, else fetched. start.sh installs them on Debian/Ubuntu.
 include(FetchContent)
 
 # attn_fetch(<target> <name> <url> <sha or tag>): fetches a CMake project if <target> is missing.
@@ -48,8 +48,7 @@ else()
   target_include_directories(md4c-html INTERFACE ${MD4C_SOURCE_DIR}/src)
 endif()
 
-# Boost.Context is compiled code; it is linked statically, so that a program built on one machine
-# runs on another.
+# Boost.Context is linked statically, so that a program built on one machine runs on another.
 set(Boost_USE_STATIC_LIBS ON)
 find_package(Boost 1.71 QUIET COMPONENTS context)
 attn_fetch(Boost::context Boost https://github.com/boostorg/boost.git boost-1.84.0)

@@ -1,12 +1,12 @@
 # Exercises: copies of a step file with its region //! [ex01a] replaced.
 
-# Where the students' files are; grade.sh puts a submission there. Empty: exercises/student of a chapter.
+# The folder of the students' files; grade.sh sets it. Empty: exercises/student of a chapter.
 set(ATTN_STUDENT_DIR "" CACHE PATH "folder of the students' files")
 find_program(ATTN_BASH bash)
 mark_as_advanced(ATTN_BASH)
 
-# attn_region(<out before> <out after> <text> <exercise>): <text> up to the marker //! [ex01a], and from behind the
-# second one on. <out before> is empty where there is no such pair.
+# attn_region(<out before> <out after> <text> <exercise>): <text> before the first marker //!
+# [ex01a], and after the second. <out before> is empty if there is no such pair.
 function(attn_region out_before out_after text exercise)
   set(marker "//! [${exercise}]")
   string(LENGTH "${marker}" length)
@@ -23,9 +23,10 @@ function(attn_region out_before out_after text exercise)
   set(${out_after} "${after}" PARENT_SCOPE)
 endfunction()
 
-# attn_shipped_regions(<inout text> <folder of exercises> <exercise>): in the edition for students the region of
-# an exercise is an #include of the student's file. A step with two of them is right in the region of the one that is
-# not built: student_edition.cmake left it in exercises/ex03c.region (AttnHidden.cmake).
+# attn_shipped_regions(<inout text> <folder of exercises> <exercise>): in the student edition the
+# region of an exercise is an #include of the student's file. If a step has two regions, the one
+# that is not built gets its correct text, which student_edition.cmake left in
+# exercises/ex03c.region (AttnHidden.cmake).
 function(attn_shipped_regions inout folder exercise)
   set(text "${${inout}}")
   file(GLOB regions ${folder}/*.region)
@@ -41,8 +42,8 @@ function(attn_shipped_regions inout folder exercise)
   set(${inout} "${text}" PARENT_SCOPE)
 endfunction()
 
-# attn_line(<out> <text> <file>): a #line directive for what follows <text> in <file>, so that
-# compilers, and the emulator when it names a line, speak of the step and not of a generated copy.
+# attn_line(<out> <text> <file>): a #line directive for the code after <text> in <file>, so that
+# messages of compilers and of the emulator name the step's file instead of a generated copy.
 function(attn_line out text file)
   string(REGEX REPLACE "[^\n]" "" newlines "${text}")
   string(LENGTH "${newlines}" line)
@@ -50,8 +51,8 @@ function(attn_line out text file)
   set(${out} "#line ${line} \"${file}\"\n" PARENT_SCOPE)
 endfunction()
 
-# attn_replace_region(<inout text> <out found> <file> <exercise> <inc or "">): <text>, of <file>,
-# with the region replaced by an #include of <inc> (kept if empty); found: whether it has one.
+# attn_replace_region(<inout text> <out found> <file> <exercise> <inc or "">): replaces the region
+# in <text>, of <file>, by an #include of <inc> (kept if empty); found: whether it has one.
 function(attn_replace_region inout found file exercise inc)
   set(text "${${inout}}")
   get_filename_component(folder ${file} DIRECTORY)
@@ -59,7 +60,7 @@ function(attn_replace_region inout found file exercise inc)
   attn_shipped_regions(text ${folder}/exercises ${exercise})
   attn_region(before rest "${text}" ${exercise})
   if(before AND inc)
-    # The rest begins where it does in the file.
+    # The rest keeps its line numbers in the file.
     string(LENGTH "${text}" all)
     string(LENGTH "${rest}" length)
     math(EXPR length "${all} - ${length}")
@@ -74,8 +75,8 @@ function(attn_replace_region inout found file exercise inc)
   set(${inout} "${text}" PARENT_SCOPE)
 endfunction()
 
-# attn_put_header(<inout text> <file> <header> <its text>): <text>, of <file>, with the header's text
-# in place of its #include, if it has one.
+# attn_put_header(<inout text> <file> <header> <its text>): replaces the #include of a header in
+# <text>, of <file>, by the header's text, if there is one.
 function(attn_put_header inout file header header_text)
   set(include "#include \"${header}\"\n")
   string(FIND "${${inout}}" "${include}" at)
@@ -93,12 +94,13 @@ function(attn_put_header inout file header header_text)
 endfunction()
 
 # attn_exercise_source(<out> <step file> <exercise> <variant> <inc or ""> <probe or "">
-#                      [<header> ...]): writes <out>: the step in a namespace of its own, with the region replaced by an #include of <inc>
-# (kept if empty), and <probe> included at the end of the namespace. Headers of the chapter are put
-# into the copy, in the same namespace, instead of being included: the region may be in one of them.
-# One that another includes comes first. The headers that exercise_filter.sh lets a student include
-# are there already, since a region may be inside a function. A copy has no more kernels than the
-# cases of exercise.cpp and speed.cpp run: of 16 bits bf16 alone, head dims up to 64.
+#                      [<header> ...]): writes <out>: the step in its own namespace, with the region
+# replaced by an #include of <inc> (kept if empty), and <probe> included at the end of the
+# namespace. Headers of the chapter are copied into the same namespace instead of being included,
+# because the region may be in one of them. A header that another one includes comes first. The
+# headers that exercise_filter.sh allows are included in advance, since a region may be inside a
+# function. A copy has only the kernels that the cases of exercise.cpp and speed.cpp run: of 16 bits
+# only bf16, head dims up to 64.
 function(attn_exercise_source out step_file exercise variant inc probe)
   file(READ ${step_file} text)
   get_filename_component(step ${step_file} NAME_WE)
@@ -158,8 +160,8 @@ namespace probed {
   file(CONFIGURE OUTPUT ${out} CONTENT "${text}" @ONLY)
 endfunction()
 
-# attn_exercise_table(<out> <step> <probe> <prepare> <gpu> <variant> ...): the versions that a
-# program holds. <prepare>: a kernel of the chapter, or <step>: each version has its own.
+# attn_exercise_table(<out> <step> <probe> <prepare> <gpu> <variant> ...): the versions in a
+# program. <prepare>: a kernel of the chapter, or <step>: each version has its own.
 function(attn_exercise_table out step probe prepare gpu)
   set(declarations)
   set(rows)
@@ -210,7 +212,8 @@ ${rows}  };
 " @ONLY)
 endfunction()
 
-# attn_exercise_judge(<out> <exercise> <kind> <step> <judge or "">): what judge_01_naive knows of an exercise.
+# attn_exercise_judge(<out> <exercise> <kind> <step> <judge or "">): an exercise's entry in
+# judge_01_naive.
 function(attn_exercise_judge out exercise kind step judge)
   set(code)
   set(function nullptr)
@@ -239,17 +242,18 @@ endfunction()
 
 # attn_add_exercise(<chapter> <letter> KIND <fill|index|bughunt> STEP <step> [PREPARE <kernel>]
 #                   [TABLE <file>] [HEADERS <header> ...]),
-# after attn_add_chapter; PREPARE: the kernel that runs once before the step: a file of kernels/ or of
-# SHARED, or <step>, whose file has a prepare(); TABLE: the file of host/ whose functions the step's launch calls;
-# HEADERS: of the chapter, one of which has the region (attn_exercise_source).
-# Files in exercises/: <letter>.md, <letter>.stub.inc, <letter>.mutants, optionally <letter>.probe.inc and
-# <letter>.judge.inc. <letter>.mutants has wrong answers as changes of the region (edit.awk); one whose
-# name begins with "right" is another right one, of which wrong ones may be changes.
+# after attn_add_chapter. PREPARE: the kernel that runs once before the step: a file of kernels/ or
+# of SHARED, or <step>, whose file has a prepare(). TABLE: the file of host/ whose functions the
+# step's launch calls. HEADERS: of the chapter, one of which contains the region
+# (attn_exercise_source). Files in exercises/: <letter>.md, <letter>.stub.inc, <letter>.mutants,
+# optionally <letter>.probe.inc and <letter>.judge.inc. <letter>.mutants has wrong answers as
+# changes of the region (edit.awk). An entry whose name begins with "right" is another correct
+# answer, which wrong ones may be based on.
 #
 #   ex01a        builds and runs the student's file, exercises/student/ex01a.inc
 #   ex01a-hint   the next hint
-#   ex01a-diff   the student's step beside the shipped one
-#   ctest        right answers pass; the stub and each wrong one fail with exit status 1
+#   ex01a-diff   the student's step compared with the shipped one
+#   ctest        correct answers pass; the stub and each wrong one fail with exit status 1
 function(attn_add_exercise chapter letter)
   cmake_parse_arguments(PARSE_ARGV 2 arg "" "KIND;STEP;PREPARE;TABLE" "HEADERS")
   string(SUBSTRING ${chapter} 0 2 number)
@@ -297,8 +301,8 @@ function(attn_add_exercise chapter letter)
   attn_exercise_judge(${work}/judge.cpp ${exercise} ${arg_KIND} ${arg_STEP} "${judge}")
   attn_judge_program(${chapter} ${work}/judge.cpp ${arg_STEP})
 
-  # The student's program: both back ends. The filter reads the text before it is compiled, and what the object
-  # calls before it is linked.
+  # The student's program, for both back ends. The filter checks the text before it is compiled, and
+  # the functions that the object calls before it is linked.
   attn_exercise_source(${work}/${exercise}_student.cu ${step_file} ${exercise} student ${student}
                        "${probe}" ${arg_HEADERS})
   attn_exercise_table(${work}/student_table.cpp ${arg_STEP} "${probe}" "${arg_PREPARE}"
@@ -313,13 +317,13 @@ function(attn_add_exercise chapter letter)
     APPEND PROPERTY OBJECT_DEPENDS ${work}/filtered)
   attn_child_program(${exercise}_student ${work}/student_table.cpp
                      "${${exercise}_student_kernels_OBJECTS};${prepare}")
-  # A stub uses few of the names that it is given.
+  # A stub uses few of its variables.
   target_compile_options(${exercise}_student_kernels_emulated PRIVATE -Wno-unused)
   if(ATTN_HAVE_CUDA)
     target_compile_options(${exercise}_student_kernels_gpu PRIVATE
       $<$<COMPILE_LANGUAGE:CUDA>:-diag-suppress=177,550 -Xcompiler=-Wno-unused>)
   endif()
-  # Built when the exercise is: `all` has the checked versions below.
+  # Built only with the exercise: `all` includes the checked versions below.
   set_target_properties(${exercise}_student ${exercise}_student_kernels_emulated PROPERTIES EXCLUDE_FROM_ALL ON)
   if(ATTN_HAVE_CUDA)
     set_target_properties(${exercise}_student_kernels_gpu PROPERTIES EXCLUDE_FROM_ALL ON)
@@ -331,7 +335,7 @@ function(attn_add_exercise chapter letter)
   attn_verdict_target(${exercise} $<TARGET_FILE:judge_${chapter}> ${exercise} --speed)
   add_dependencies(${exercise} judge_${chapter} ${exercise}_student)
   attn_hint_target(${exercise} ${folder}/${letter}.md ${work})
-  # The student's text in the place of the region, beside the shipped file.
+  # The student's text in the region, to compare with the shipped file.
   file(MAKE_DIRECTORY ${work}/diff)
   add_custom_target(${exercise}-diff
     COMMAND ${CMAKE_COMMAND} -DSTEP=${region_file} -DEXERCISE=${exercise} -DINC=${student}
@@ -340,7 +344,7 @@ function(attn_add_exercise chapter letter)
             || true
     COMMENT "${exercise}: your text, and the shipped one" VERBATIM USES_TERMINAL)
 
-  # A student edition has no wrong answers planted, and the shipped step *is* the student's.
+  # A student edition has no planted wrong answers, and its shipped step is the student's.
   if(NOT EXISTS ${folder}/${letter}.mutants)
     set_target_properties(${exercise}_student PROPERTIES EXCLUDE_FROM_ALL OFF)
     add_test(NAME "${exercise}: student" COMMAND judge_${chapter} ${exercise})
@@ -366,14 +370,14 @@ function(attn_add_exercise chapter letter)
     set(inc ${work}/mutants/${variant}.inc)
     set(label mutant)
     set(status 1)
-    # Of a "race: A | B", two lines of code, both are reported; of "says: TEXT" the judge says that.
+    # For "race: A | B" both source lines are reported; for "says: TEXT" the judge reports the text.
     set(said)
     if(variant MATCHES "^right|^solution$")
       set(label solution)
       set(status 0)
     elseif(variant STREQUAL stub)
       set(inc ${folder}/${letter}.stub.inc)
-      set(said -DSTUB=ON)  # of a bughunt: its race is the student's to find, so no line names it
+      set(said -DSTUB=ON)  # a bughunt: the student must find its race, so no line is named
     elseif(directive MATCHES "^race: ")
       set(said -DRACE=${inc})
     elseif(directive MATCHES "^says: (.*)")
@@ -401,7 +405,7 @@ function(attn_add_exercise chapter letter)
   target_compile_options(${exercise}_variants PRIVATE -Wno-unused)
   target_include_directories(${exercise}_variants PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   target_link_libraries(${exercise}_variants PRIVATE attn)
-  # What the shipped text and the stub call a student's may call, too.
+  # A student's text may call the functions that the shipped text and the stub call.
   add_test(NAME "${exercise}: its object passes the filter" COMMAND ${filter} object ${exercise}
            $<TARGET_OBJECTS:${exercise}_variants> COMMAND_EXPAND_LISTS)
   set_tests_properties("${exercise}: its object passes the filter" PROPERTIES LABELS "exercise")
@@ -409,8 +413,8 @@ function(attn_add_exercise chapter letter)
                      "$<TARGET_OBJECTS:${exercise}_variants>;${prepare}")
 endfunction()
 
-# attn_editor_entry(<exercise> <student's file> <student's step> <namespace>): the student's file in
-# compile_commands.json, so that an editor knows the names of the step in it. Nobody builds it.
+# attn_editor_entry(<exercise> <student's file> <student's step> <namespace>): adds the student's
+# file to compile_commands.json, so that editors know the names of the step in it. Never built.
 function(attn_editor_entry exercise student step namespace)
   get_filename_component(folder ${step} DIRECTORY)
   file(CONFIGURE OUTPUT ${folder}/editor.h @ONLY CONTENT
@@ -423,11 +427,12 @@ function(attn_editor_entry exercise student step namespace)
   target_link_libraries(${exercise}_editor PRIVATE attn_device)
 endfunction()
 
-# attn_judge_program(<chapter> <exercise's judge.cpp> <step>): judge_01_naive, with one exercise more. Of the chapter's
-# steps it has those that exercises are made of: a student is timed beside them.
+# attn_judge_program(<chapter> <exercise's judge.cpp> <step>): judge_01_naive, with an additional
+# exercise. It contains the steps that exercises are based on, which the student's version is timed
+# against.
 function(attn_judge_program chapter judge step)
   set(sources ${PROJECT_SOURCE_DIR}/common/exercise)
-  if(NOT TARGET attn_judge)  # main() and what it calls, compiled once for all chapters
+  if(NOT TARGET attn_judge)  # main() and the functions it calls, compiled once for all chapters
     add_library(attn_judge OBJECT ${sources}/judge_main.cpp ${sources}/exercise.cpp ${sources}/speed.cpp
                                   ${sources}/pipe.cpp)
     target_compile_options(attn_judge PRIVATE $<$<CONFIG:Release>:-O1>)
@@ -450,7 +455,7 @@ function(attn_judge_program chapter judge step)
   endif()
 endfunction()
 
-# attn_child_program(<name> <table> <objects>): kernels of an exercise, and nothing of the chapter.
+# attn_child_program(<name> <table> <objects>): the kernels of an exercise only.
 function(attn_child_program name table objects)
   set(sources ${PROJECT_SOURCE_DIR}/common/exercise)
   if(NOT TARGET attn_child)
@@ -462,7 +467,8 @@ function(attn_child_program name table objects)
   target_link_libraries(${name} PRIVATE attn attn_warnings)
 endfunction()
 
-# attn_hint_target(<exercise> <page> <folder>): the target ex01a-hint; the folder remembers how many were shown.
+# attn_hint_target(<exercise> <page> <folder>): the target ex01a-hint; the folder stores the number
+# of hints shown.
 function(attn_hint_target exercise page folder)
   add_custom_target(${exercise}-hint
     COMMAND ${CMAKE_COMMAND} -DPAGE=${page} -DSTATE=${folder}/hints
@@ -477,7 +483,7 @@ function(attn_verdict_target exercise)
     COMMENT "${exercise}: the verdict" USES_TERMINAL VERBATIM)
 endfunction()
 
-# attn_add_quiz(<chapter> <letter> KIND <detective|predict>): a written exercise. Files in exercises/:
+# attn_add_quiz(<chapter> <letter> KIND <detective|predict>): a quiz. Files in exercises/:
 # <letter>.md, <letter>.stub.txt, <letter>.solution.txt, <letter>.mutants, and <letter>.key or
 # <letter>.task. The student's file is exercises/student/ex01d.txt; targets and tests as above.
 function(attn_add_quiz chapter letter)
@@ -501,7 +507,7 @@ function(attn_add_quiz chapter letter)
     target_link_libraries(attn_quiz PRIVATE attn attn_warnings CLI11::CLI11)
   endif()
   if(NOT TARGET quiz_${chapter})
-    # Emulated steps: they are asked for their tiles, not run.
+    # Emulated steps: only their tiles are queried.
     add_executable(quiz_${chapter} $<TARGET_OBJECTS:attn_quiz> $<TARGET_OBJECTS:${chapter}_table>
                                    $<TARGET_OBJECTS:${chapter}_emulated>)
     target_link_libraries(quiz_${chapter} PRIVATE attn attn_warnings CLI11::CLI11)

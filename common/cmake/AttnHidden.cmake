@@ -1,8 +1,8 @@
-# What the edition for students hides of answers (student_edition.cmake): text as the decimal codes
-# of its bytes, so that nobody reads it by accident. Elsewhere nothing is hidden, and nothing here
-# does anything.
+# Answers hidden in the student edition (student_edition.cmake): text as the decimal codes of its
+# bytes, so that it is not read by accident. In other editions nothing is hidden, and this file has
+# no effect.
 
-# attn_decode(<out> <file>): the text.
+# attn_decode(<out> <file>): the decoded text.
 function(attn_decode out file)
   file(READ ${file} codes)
   separate_arguments(codes)
@@ -10,8 +10,8 @@ function(attn_decode out file)
   set(${out} "${text}" PARENT_SCOPE)
 endfunction()
 
-# attn_read(<out> <file>): the text of a source, with what is hidden of it in its place: for texts
-# that are changed before they are compiled.
+# attn_read(<out> <file>): the text of a source with hidden parts restored, for texts that are
+# changed before they are compiled.
 function(attn_read out file)
   file(READ ${file} text)
   while(text MATCHES "#include \"(hidden/[a-z0-9_]+\\.inc)\"\n")

@@ -1,4 +1,4 @@
-# Language standard, build type, warnings and sanitizers of everything here.
+# Language standard, build type, warnings and sanitizers of all targets.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -18,7 +18,7 @@ if(ATTN_CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${ATTN_CCACHE})
 endif()
 
-# attn_warnings: what every target of ours compiles with.
+# attn_warnings: compile options of all our targets.
 add_library(attn_warnings INTERFACE)
 target_compile_options(attn_warnings INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow $<$<BOOL:${ATTN_WERROR}>:-Werror>>)
@@ -29,12 +29,12 @@ if(ATTN_SANITIZE)
   add_link_options(-fsanitize=address,undefined)
 endif()
 
-# attn_emulated(<target>): its sources are kernels for the emulator. -O1: they run as fast as with -O2,
-# for the emulator is what takes time, and compile in half the time. Kernels read vectors from arrays
-# of elements, as CUDA allows; #pragma unroll is nvcc's; GCC's note on how it passes an over-aligned
-# parameter (a tensor map) says nothing about a kernel. The compiler reports what they do to memory,
-# and the emulator listens (emulator/accesses.cpp); lines are for its messages. No library of a
-# sanitizer is linked.
+# attn_emulated(<target>): compiles kernels for the emulator. -O1 halves the compile time, and
+# kernels run as fast as with -O2, since the emulator takes most of the time. Kernels read vectors
+# from arrays of elements, as CUDA allows; #pragma unroll is nvcc's; GCC's note on passing an
+# over-aligned parameter (a tensor map) does not concern a kernel. The compiler instruments memory
+# accesses for the emulator (emulator/accesses.cpp); line information is for its messages. No
+# sanitizer library is linked.
 function(attn_emulated target)
   target_compile_definitions(${target} PRIVATE ATTN_EMULATED)
   target_compile_options(${target} PRIVATE

@@ -1,21 +1,21 @@
-# Changed versions of a text, each written as the lines that differ.
+# Derives versions of a text from edit lists, each written as the lines that differ.
 #
 #   awk -v out=FOLDER/ [-v suffix=.inc] [-v numbered=1] -f edit.awk EDITS... TEXT
 #
-# EDITS holds entries:
+# EDITS contains entries:
 #
-#     == o_not_rescaled            or "== name of other": on top of an earlier entry
+#     == o_not_rescaled            or "== name of other": based on an earlier entry
 #     ! says: a row's sum is not 1
-#      float scale = ...;          ' ' a line that stays and finds the place, '-' goes, '+' comes
+#      float scale = ...;          ' ' a context line, '-' a removed line, '+' an added line
 #     -acc *= scale;
 #     @@                           another place of the same entry
 #
-# Lines are compared without // comments, and a run of blanks counts as one; lines of TEXT that have
-# no code may stand between. Each entry is written to FOLDER/NAME<suffix>, with `numbered` to
+# Lines are compared without // comments, and a run of blanks counts as one; lines of TEXT without
+# code may stand between. Each entry is written to FOLDER/NAME<suffix>, with `numbered` to
 # FOLDER/1<suffix>, FOLDER/2<suffix>, ... A directive (!) becomes the first line, "// says: ...".
-# Prints a line an entry: its name, a tab, its directive; with `numbered` its number, a tab, its
-# title. A file whose text is there already is not written. Exits with 1, in one line, where a place
-# is not found, or more than once.
+# Prints a line per entry: its name, a tab, its directive; with `numbered` its number, a tab, its
+# title. A file that already has the text is not written. Exits with 1 and one line if a place is
+# not found, or found more than once.
 
 function code(line) {
   sub(/\/\/.*/, "", line)
@@ -57,7 +57,7 @@ file < ARGC - 1 {
 }
 { text[++lines] = $0 }
 
-# Finds the place of hunk lines from..to in new[1..size] and notes what goes and comes there.
+# Finds the place of hunk lines from..to in new[1..size] and records the removed and added lines.
 function find_place(from, to,   i, k, n, found, place, at, matched, wanted, kind) {
   n = 0
   for (i = from; i <= to; ++i)
@@ -87,7 +87,7 @@ function find_place(from, to,   i, k, n, found, place, at, matched, wanted, kind
   }
 }
 
-# Applies entry e to new[1..size], its base before it. All its places are those of the same text.
+# Applies entry e to new[1..size], after its base. All its places are found in the same text.
 function apply_entry(e,   i, from, end, whole, changes) {
   if (base[e] != "") {
     at_entry = places[e]

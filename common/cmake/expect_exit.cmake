@@ -1,6 +1,6 @@
-# Runs PROGRAM (a command and its arguments) and demands the exit status STATUS exactly: a crash is no
-# verdict. With RACE, a mutant's file, it also has to report that race, with both lines (race_lines.sh);
-# with SAYS that text.
+# Runs PROGRAM (a command and its arguments) and requires the exit status STATUS exactly: a crash is
+# not a verdict. With RACE, a mutant's file, it must also report that race with both lines
+# (race_lines.sh); with SAYS, that text.
 execute_process(COMMAND ${PROGRAM} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
 message("${output}")
 if(NOT result STREQUAL STATUS)

@@ -1,17 +1,15 @@
-# Finds in texts what the regions of exercises ask for, and takes it out. student_edition.cmake
-# calls it:
+# Finds and hides the answers to exercises in texts. Called by student_edition.cmake:
 #
 #   awk -v out=DIR -f hide_answers.awk kind=answer FILE ... kind=given FILE ... kind=quiz FILE ...
 #       kind=text FILE ...
 #
-# answer: the region of an exercise, named as the exercise; given: the stubs. A stretch of a text
-# that is also a stretch of an answer is hidden if it shows more than the stubs do: a statement of
-# its own that no stub has, or two in an order that no stub has. Statements are compared without
-# comments, white space and line breaks. In C++ the stretch becomes #include "hidden/ex01a_1.inc";
-# its text is written to DIR/ex01a_1. The text without its answers is FILE.hidden. quiz: right
-# answers; a line of comment in C++ that has one of their numbers of 6 digits or more is hidden,
-# too. Markdown gets a line instead. Any other file that has an answer is named, and the status is
-# 1.
+# answer: the region of an exercise, named like the exercise; given: the stubs. A part of a text
+# that is also a part of an answer is hidden if it shows more than the stubs: a statement that no
+# stub has, or two in an order that no stub has. Statements are compared without comments, white
+# space and line breaks. In C++ the part is replaced by #include "hidden/ex01a_1.inc", and its text
+# is written to DIR/ex01a_1. The text without its answers is FILE.hidden. quiz: right answers; a C++
+# comment line with one of their numbers of 6 digits or more is hidden, too. In Markdown a notice
+# replaces the part. Any other file that contains an answer is reported, and the exit status is 1.
 FNR == 1 { finish(); file = FILENAME; file_kind = kind }
 { raw[++lines] = $0 }
 END { finish(); exit failed }
@@ -89,8 +87,8 @@ function find_numbers(  i, value) {
         shows[i] = hidden = 1
       }
 }
-# Units i to last tell more than the stubs. Of a function that an answer calls (ex05a_combine) only
-# `least` statements together do: each alone is what anybody would write.
+# Whether units i to last show more than the stubs. For a function that an answer calls
+# (ex05a_combine), only `least` statements together count: each alone is obvious.
 function tells(i, last, least,  run, statements, own) {
   run = "\n"
   for (; i <= last; ++i) {
@@ -101,7 +99,8 @@ function tells(i, last, least,  run, statements, own) {
   }
   return ((own && least == 2) || statements >= least) && index(given, run) == 0
 }
-# The longest stretch from unit i on that is one of an answer: its last unit; the exercise is `of`.
+# The longest part from unit i on that is also part of an answer: its last unit; `of` is the
+# exercise.
 function longest(i,  n, e, count, list, j, m, best) {
   best = i - 1
   if (!(unit[i] in is_asked)) return best
@@ -119,7 +118,7 @@ function longest(i,  n, e, count, list, j, m, best) {
   }
   return best
 }
-# Marks the lines that are to be hidden.
+# Marks the lines to hide.
 function find(  i, last, first, k) {
   for (i = 1; i <= units; ++i) {
     last = longest(i)

@@ -1,4 +1,4 @@
-# Prints the next "## Hint n" of PAGE; STATE remembers how many were shown.
+# Prints the next "## Hint n" of PAGE; STATE stores the number of hints shown.
 set(shown 0)
 if(EXISTS ${STATE})
   file(READ ${STATE} shown)

@@ -1,14 +1,14 @@
-# Writes the edition that students get: no solutions, no planted wrong answers.
+# Writes the student edition: no solutions, no planted wrong answers.
 #
 #   cmake -P common/cmake/student_edition.cmake OUT
 #
-# OUT must not exist or be empty. In every step the region of an exercise becomes an #include of the
-# student's file, exercises/student/ex01a.inc, which begins as the stub: solving an exercise mends
-# the chapter. Where a step has two exercises, each is built beside the right version of the other,
-# which lies in exercises/ex03b.region. Where another file repeats what an exercise asks for, an
-# #include stands in its place (hide_answers.awk, AttnHidden.cmake). exercises/<letter>.hidden.txt
-# names what else is an answer: lines "<file> <marker>". Build folders, tests of the grader and the
-# page for instructors stay behind.
+# OUT must not exist or be empty. In every step the region of an exercise is replaced by an #include
+# of the student's file, exercises/student/ex01a.inc, which begins as the stub: solving an exercise
+# repairs the chapter. If a step has two exercises, each is built with the correct version of the
+# other, which is in exercises/ex03b.region. Where another file repeats an answer, it is replaced by
+# an #include (hide_answers.awk, AttnHidden.cmake). exercises/<letter>.hidden.txt lists further
+# answers: lines "<file> <marker>". Build folders, tests of the grader and the page for instructors
+# are left out.
 cmake_minimum_required(VERSION 3.22)
 get_filename_component(root ${CMAKE_CURRENT_LIST_DIR}/../.. ABSOLUTE)
 math(EXPR last "${CMAKE_ARGC} - 1")
@@ -25,7 +25,7 @@ endif()
 file(GLOB tops ${root}/*)
 foreach(top ${tops})
   get_filename_component(name ${top} NAME)
-  # Not .git: its history holds every solution.
+  # Excludes .git: its history contains every solution.
   if(NOT name STREQUAL build AND NOT name MATCHES "^\\.")
     file(COPY ${top} DESTINATION ${out}
          PATTERN student EXCLUDE
@@ -43,7 +43,7 @@ file(WRITE ${out}/docs/instructors.md "# For instructors
 
 This page is in the instructor's copy of the suite. Students begin at [their own page](students.md).
 ")
-# The students' files are theirs to commit, where ours are not.
+# Students commit their files; in this repository they are ignored.
 file(READ ${root}/.gitignore ignored)
 string(REPLACE "/0*/exercises/student/\n" "" ignored "${ignored}")
 file(WRITE ${out}/.gitignore "${ignored}")
@@ -52,7 +52,7 @@ find_program(awk NAMES awk gawk mawk REQUIRED)
 set(work ${out}/.work)
 file(MAKE_DIRECTORY ${work}/answers ${work}/hidden)
 
-# attn_encode(<out> <file>): what attn_decode of AttnHidden.cmake reads.
+# attn_encode(<out> <file>): encodes for attn_decode of AttnHidden.cmake.
 function(attn_encode out file)
   execute_process(
     COMMAND ${CMAKE_COMMAND} -E env LC_ALL=C ${awk} -f ${root}/common/cmake/encode.awk ${file}
@@ -114,7 +114,7 @@ foreach(chapter ${chapters})
   endforeach()
 endforeach()
 
-# The same text elsewhere.
+# The same text in other files.
 file(GLOB answers ${work}/answers/*)
 file(GLOB given ${out}/0*/exercises/*.stub.inc)
 file(GLOB quizzes ${root}/0*/exercises/*.solution.txt)
@@ -152,6 +152,6 @@ foreach(test ${tests})
   endif()
 endforeach()
 
-# Its steps are not those that were measured: the evidence is not checked there.
+# Its steps are not the measured ones, so the evidence is not checked there.
 file(WRITE ${out}/.student_edition "made by common/cmake/student_edition.cmake\n")
 message("student edition: ${out}")
