@@ -56,15 +56,15 @@ BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
 GRAPH = " graph"
-# Roofs from a datasheet: those of a run that nobody reads need not be measured.
+# Datasheet roofs: peers.py does not use the roofs of these runs, so they need not be measured.
 NO_ROOFS = ("--gpu", "h200")
 TIMING_METHOD = 4  # as kTimingMethod in device.h
 LEAST_ROUNDS = 5
-CYCLES_A_SECOND = 2e9  # of torch.cuda._sleep, about
-# The largest relative L2 difference of a row of O between two right kernels: twice what the checker
-# lets one of them be off by (reference.cpp). Gradients may be off by twice as much.
+CYCLES_A_SECOND = 2e9  # approximate clock of torch.cuda._sleep
+# The largest relative L2 difference of a row of O between two correct kernels: twice the checker's
+# bound for one kernel (reference.cpp). Gradients may differ by twice as much.
 DIFFERENCES = {"bf16": 1.2e-2, "fp16": 2e-3, "fp32": 4e-5}
-MOST_BYTES = 8e9  # of the inputs that are passed in files
+MOST_BYTES = 8e9  # of inputs passed in files
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -141,7 +141,7 @@ class Peer:
         def forward():
             with sdpa_kernel(BACKENDS[backend]):
                 return scaled_dot_product_attention(
-                    self.q, self.k, self.v, is_causal=self.p.causal and self.p.seqlen_q > 1,  # one query sees all keys
+                    self.q, self.k, self.v, is_causal=self.p.causal and self.p.seqlen_q > 1,  # one query attends to all keys
                     enable_gqa=self.p.kv_heads != self.p.heads)
         if self.p.operation != "backward":
             return forward
@@ -153,7 +153,7 @@ class Peer:
         """A CUDA graph of `call`, as a function of nothing: one launch, whatever the call needs the host for."""
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # what a first call sets up cannot be captured
+        with torch.cuda.stream(aside):  # the setup of a first call cannot be captured
             for _ in range(3):
                 call()
         torch.cuda.current_stream().wait_stream(aside)
@@ -163,7 +163,7 @@ class Peer:
 
         def run():
             graph.replay()
-            return out  # the graph writes there: it must live as long
+            return out  # the graph writes to it, so it must live as long
         return run
 
 
@@ -175,7 +175,7 @@ def row_difference(a, b):
     worst = 0.0
     for x, y in zip(a, b):
         x, y = x.float().flatten(0, -2), y.float().reshape(x.shape).flatten(0, -2)
-        # At least a tenth of the RMS norm of rows: rounding in a row near 0 is not relative to it.
+        # At least a tenth of the RMS norm of rows: rounding errors of a row near 0 are not relative to it.
         size = y.norm(dim=-1).clamp_min(y.norm() / y.shape[0] ** 0.5 / 10)
         of_rows = ((x - y).norm(dim=-1) / size).max().item()
         worst = max(worst, of_rows) if math.isfinite(of_rows) else math.inf
@@ -296,7 +296,7 @@ class Program:
             if "reason" in answer:
                 raise RuntimeError(answer["reason"])
             return answer["seconds"], answer["launch_hidden"]
-        # It ended. 3 and 4: it refuses the problem, or has not the memory. That is no mistake of the list.
+        # The program ended. 3 and 4: it refuses the problem, or lacks memory; the list may contain such.
         if self.process.wait() in (3, 4):
             raise RuntimeError(self.reason(step))
         sys.exit(f"{' '.join(self.command)}\n{self.said}")
@@ -374,7 +374,7 @@ def problems_of(args):
         p.seqlen_k = p.seqlen_k or p.seqlen or 1024
         p.seqlen_q = p.seqlen_q or (1 if p.operation == "decode" else p.seqlen or 1024)
         if p.causal and p.seqlen_q != p.seqlen_k and p.seqlen_q > 1:
-            # PyTorch's diagonal begins in the first corner, ours ends in the last.
+            # PyTorch's causal mask is top-left aligned, ours is bottom-right aligned.
             parser.error(f"'{line}': --causal needs equal lengths here")
         problems.append(p)
     return problems
@@ -446,7 +446,7 @@ def main():
     for p in problems:
         steps = steps_of(listed, p)
         backends = sides_of(p, args.backends.split(","))
-        # Roofs stand beside rates in GB/s only, and are measured once.
+        # Roofs are compared with rates in GB/s only, and measured once.
         with_roofs = p.operation in ("softmax", "decode") and not report["problems"]
         programs = {step: None for step in steps}
         own = Program(args, p, args.program, ",".join(steps), () if with_roofs else NO_ROOFS)
@@ -506,7 +506,7 @@ def main():
             text = f"{peer['time']['median_s'] * 1e3:10.3f} ms" if "time" in peer else peer["reason"]
             print(f"  torch {peer['name']:<10} {text}")
         sys.stdout.flush()
-        if args.out:  # after every problem: a long run that is cut off leaves what it has
+        if args.out:  # after every problem, so that an interrupted run keeps its results
             with open(args.out, "w", encoding="utf-8") as file:
                 json.dump(report, file, indent=1)
 
