@@ -52,7 +52,8 @@ Roofs measure_roofs();
 /// Lower bound of the time of a phase or of a step.
 struct Prediction {
   double seconds = 0;
-  std::string binding;  ///< "HBM", "L2", "FP32", "tensor", "exp"; of a step: of most of its time
+  /// "HBM", "L2", "FP32", "tensor", "exp"; for a step, the roof with the largest share of its time.
+  std::string binding;
   struct OfPhase {
     std::string name;
     double seconds;

@@ -23,7 +23,8 @@ namespace attn::report {
 
 /// A line of a container, or of parts.jsonl.
 struct EvidenceLine {
-  std::string name;  ///< of its document: "04_flash_v2.forward_gqa_n4096", "01_naive.v1_global"
+  /// The name of its document: "04_flash_v2.forward_gqa_n4096", "01_naive.v1_global".
+  std::string name;
   std::string text;  ///< without the line break; for counters without "# "
   std::string rows;  ///< for counters: the rows of ncu, each with the step in front
 

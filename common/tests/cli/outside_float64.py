@@ -28,7 +28,7 @@ CASES = [
     # B, Hq, Hkv, seqlen_q, seqlen_k, d, causal, window
     (1, 2, 2, 64, 64, 32, False, None),
     (2, 2, 2, 37, 70, 24, True, None),   # bottom-right aligned
-    (1, 2, 1, 70, 37, 16, True, None),   # the first rows see nothing
+    (1, 2, 1, 70, 37, 16, True, None),   # the first rows are fully masked
     (1, 6, 2, 33, 33, 40, True, None),   # grouped heads
     (1, 4, 1, 65, 65, 16, False, (7, 2)),
 ]

@@ -85,7 +85,7 @@ assert [round(x, 6) for x in rests] == [0, 0, 0.06, 0.12, 0.12, 0.06, 0.06, 0.12
 assert taken["math"] == "out of memory" and len(taken["v1"]) == 5 and late == {"flash"}
 
 
-# A GPU and a host with clocks of their own: what the host needs to launch is in nobody's time.
+# A GPU and a host with separate clocks: host launch time is not part of any measured time.
 class Gpu:
     def __init__(self):
         self.host = self.free = 0.0
@@ -172,7 +172,7 @@ p[2].kv_heads, p[2].causal = 2, True
 peer = peers.Peer(p[2])
 seconds, hidden = peers.Timer().turn(peer.call("flash graph"), 1, 3)
 assert hidden and all(abs(x - 20e-6) < 1e-9 for x in seconds), seconds
-assert heads == [(False, True)] * 4, heads  # three to set up, one that is captured; one query sees all keys; groups
+assert heads == [(False, True)] * 4, heads  # three to set up, one captured; one query attends to all keys; groups
 assert not peers.Timer().turn(peer.call("flash"), 0, 1)[1]
 
 for host_s in (0, 200e-6, 3e-3):

@@ -81,7 +81,7 @@ run sudoer
 has "sudo env DEBIAN_FRONTEND=noninteractive apt-get" "$calls"
 has "install -y --no-install-recommends libboost-context-dev" "$calls"
 
-# sudo that asks, with nobody there to answer; the tools are there: the advice, and on it goes.
+# sudo needs a password without a terminal; the tools are installed: prints advice and continues.
 machine student 1000 "${all[@]:0:10}"
 stand_in student sudo 'exit 1'
 run student

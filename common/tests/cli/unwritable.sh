@@ -13,7 +13,7 @@ refused '--json .*: cannot be written' --json "$work"
 refused '--json .*: cannot be written' --json "$work/file/x.json"
 refused '--save .*/file: ' --save "$work/file"
 refused '--save .*/file/x: ' --save "$work/file/x"
-if [[ $(id -u) -ne 0 ]]; then  # root may write where nobody may
+if [[ $(id -u) -ne 0 ]]; then  # root may write regardless of permissions
   mkdir "$work/locked" && chmod a-w "$work/locked"
   refused '--json .*: cannot be written' --json "$work/locked/x.json"
   refused '--save .*: ' --save "$work/locked/x"

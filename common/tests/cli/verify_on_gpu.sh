@@ -270,7 +270,7 @@ has "03_flash_v1.memory_n1024: as it was" "$output"
 has_line '"03_flash_v1.backward_d64_n2048",.*"name":"b6_async"' "$reports/03_flash_v1.backward.jsonl"
 has "peers.03_flash_v1.forward: as it was" "$output"
 has_line '"name":"03_flash_v1.v1_scalar"' "$reports/03_flash_v1.counters.csv"
-# A problem with other options is measured again, one beside it is not.
+# A problem with changed options is measured again, the next one is not.
 sed -i 's/--seqlen 131072 --warmup 1/--seqlen 131072 --warmup 2/' "$problems"
 run --changed times
 exits 0

@@ -9,7 +9,7 @@ fail() { echo "$1"; cat "$work/out"; exit 1; }
 
 # liar NAME WHY CODE: the judge must say why, exit with 1 and write "passed": false, now and a moment later.
 liar() {
-  # It takes what it is sent, so that nobody waits for that.
+  # Reads its input, so that the sender does not block.
   printf '#!/usr/bin/env bash\ncat <&0 3>&- >/dev/null &\n%s\n' "$3" >"$work/liar"
   chmod +x "$work/liar"
   local status=0
