@@ -175,7 +175,7 @@ def row_difference(a, b):
     worst = 0.0
     for x, y in zip(a, b):
         x, y = x.float().flatten(0, -2), y.float().reshape(x.shape).flatten(0, -2)
-        # At least a tenth of the RMS norm of rows: rounding errors of a row near 0 are not relative to it.
+        # At least a tenth of the RMS norm of rows: rounding of a row near 0 is not relative to it.
         size = y.norm(dim=-1).clamp_min(y.norm() / y.shape[0] ** 0.5 / 10)
         of_rows = ((x - y).norm(dim=-1) / size).max().item()
         worst = max(worst, of_rows) if math.isfinite(of_rows) else math.inf
