@@ -44,13 +44,14 @@ Region read_region(const fs::path& file, const std::string& name, const std::str
 }
 
 // Moves a block of lines to the left, as far as all of them allow.
-void outdent(Lines& lines) {
+void outdent(Lines& lines) {  // but for #pragma, which stands at the left
   std::size_t indent = std::string::npos;
   for (const std::string& line : lines)
-    if (const auto first = line.find_first_not_of(" +-"); first != line.npos)
+    if (const auto first = line.find_first_not_of(' '); first != line.npos && line[first] != '#')
       indent = std::min(indent, first);
   if (indent == std::string::npos) return;
-  for (std::string& line : lines) line.erase(0, std::min(indent, line.size()));
+  for (std::string& line : lines)
+    line.erase(0, std::min(indent, std::min(line.find_first_not_of(' '), line.size())));
 }
 
 std::string link(const std::string& file, int first, int last) {
