@@ -1,12 +1,14 @@
-// a1_append: new tokens go to their pages, keys rotated on the way.
+// a1_append: stores K and V of new tokens to their pages, with RoPE on K.
 //
-// idea      A projection leaves K and V of the new tokens one behind the other. Each goes to the
-//           slot that the page table says. With a rotary embedding a key is turned by its position
-//           first, columns c and c + d/2 by the angle of c: whoever reads it from the cache later
-//           finds it done, and K is not read and written once more for it.
-// expect    dram__throughput: a copy, at the rate of one
-// supports  fp16, bf16; head dims 64, 128, 256; any page size, any number of new tokens (of a
-//           sequence that is shorter than that, the first ones are padding)
+// change    A projection writes K and V of the new tokens contiguously. This kernel copies each
+//           token to its slot, which the page table gives. With a rotary embedding it first rotates
+//           K by the token's position: columns c and c + d/2 by the angle of c.
+// why       Keys are rotated once, when they are stored. Decoding reads rotated keys, and no
+//           separate pass reads and writes K again.
+// expect    dram__throughput: the rate of a copy
+// supports  fp16, bf16; head dims 64, 128, 256; any page size, any number of new tokens (if a
+//           sequence is shorter than that, the first ones are padding)
+// source    Su et al., RoFormer (arXiv 2104.09864)
 #include "attn/kernel.h"
 #include "kernels/rotate.h"
 #include "kernels/splits.h"

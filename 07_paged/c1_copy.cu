@@ -1,9 +1,10 @@
-// c1_copy: pages copied to others, all of a batch in one launch.
+// c1_copy: copies a list of pages in one launch.
 //
-// idea      Before a sequence writes to a page that others have, it needs its tokens in a page of
-//           its own (copy on write). Beams go on in two ways by the dozen, so that copies come in
-//           lists: a block a page and tensor, four chunks of 16 bytes in flight a thread.
-// expect    dram__throughput: a copy, at the rate of one
+// change    One block per page and tensor; each thread has four 16-byte chunks in flight.
+// why       Copy-on-write: before a sequence appends to a shared page, the page's tokens are copied
+//           to a page of its own. Beam search forks many sequences at once, so copies come in
+//           lists.
+// expect    dram__throughput: the rate of a copy
 // supports  fp16, bf16; head dims 64, 128, 256; any page size
 #include "attn/kernel.h"
 #include "kernels/splits.h"

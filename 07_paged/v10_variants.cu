@@ -1,19 +1,20 @@
-// v10_variants: softcap and ALiBi by one functor, attention sinks, queries rotated on the way.
+// v10_variants: softcap and ALiBi as a functor; attention sinks; RoPE on Q.
 //
 // parent    v5_balanced_plan
-// idea      Models differ in what they do to a score between Q K^T and softmax. All of it is
-//           arithmetic on one number, which knows its query, its key and its head: a function
-//           object that the kernel is compiled with. Where a model does nothing, it is the product
-//           with the scale that was there before. (A window is a range of keys and costs no
-//           arithmetic: all steps have it.) A sink (StreamingLLM, arXiv 2309.17453; here learned,
-//           one logit per head) is a key without a value: its exp is added to the denominator when
-//           all keys of the row are summed. With a
-//           rotary embedding the keys lie rotated in their pages (a1_append), and queries are
-//           rotated on their way to shared memory, which saves a pass over Q.
-// expect    the time of v5 without, with ALiBi, a sink and --rotary; some more with softcap where
-//           MMAs wait for it
+// change    A functor, a template parameter of the kernel, maps each dot product to a score, given
+//           the query, the key and the head. Without features it multiplies by the scale, as
+//           before. A sink, one learned logit per head, is added to the denominator after the last
+//           key of a row. With --rotary, queries are rotated while they are loaded to shared
+//           memory; keys are stored rotated (a1_append).
+// why       Models differ in what they do to a score between Q K^T and softmax. Rotating Q here
+//           saves a separate pass over Q. Windows need no functor: a row's visible keys are a
+//           range, in all steps.
+// expect    the time of v5 without features, with ALiBi, a sink and --rotary; somewhat more with
+//           softcap, where MMAs wait for it
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows, GQA, softcap, ALiBi, sinks, --rotary
+// source    FlashInfer's attention variants (arXiv 2501.01005); Xiao et al., StreamingLLM (arXiv
+//           2309.17453), for sinks
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
 #include "ptx/global_flag.h"

@@ -1,19 +1,21 @@
-// v11_mixed: sequences that decode and tiles of prefill in one launch.
+// v11_mixed: prefill tiles and decode work tiles in one launch.
 //
 // parent    v7_prefill
-// idea      A server that cuts prompts in chunks has both in each batch. Prefill keeps tensor cores
-//           busy, decoding keeps memory busy, and one after the other each leaves the other idle.
-//           Here a list has tiles of prefill and pieces of sequences that decode, and resident
-//           blocks take tickets: the first block of an SM takes prefill, the second decoding, until
-//           their kind is gone. Which of the two it is a block asks a counter of its SM, as in
-//           POD-Attention (arXiv 2410.18038): blocks next to each other in the grid may come to the
-//           same SM. Where half of the blocks would take one more round of long tiles than all of
-//           them, the plan lets all prefer prefill. Pieces have fixed parts: answers do not depend
-//           on who took what.
-// expect    gpu__time_duration.sum below the sum of both alone; dram throughput and the tensor
-//           pipe high together. A sequence that decodes has 16 rows a block, not 128
+// change    One list holds query tiles of prefill and work tiles of decoding sequences. Resident
+//           blocks take entries by atomic counters (tickets): the first block on an SM prefers
+//           prefill, the second decoding, until that kind is used up. A block learns which of the
+//           two it is from a counter per SM (SM-aware CTA scheduling). If prefill tiles would need
+//           one more wave on half of the blocks than on all, the plan lets all prefer prefill.
+// why       With chunked prefill, each batch contains both. Prefill keeps the tensor cores busy,
+//           decoding the memory; in two launches, one after the other, each leaves the other
+//           resource idle. Neighbouring blocks of the grid may run on the same SM, so a static
+//           split of the grid does not mix both kinds on each SM. The plan fixes all partial
+//           results, so the output does not depend on the ticket order.
+// expect    gpu__time_duration.sum below the sum of both launches; dram throughput and the tensor
+//           pipe high together. A decoding sequence has 16 rows per block, not 128
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, ragged batches and page sizes, causal,
 //           windows, GQA; scales from 1e-37; --serial, in two launches; --streams, in two streams
+// source    Kamath et al., POD-Attention (arXiv 2410.18038)
 #include <algorithm>
 #include <tuple>
 

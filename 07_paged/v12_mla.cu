@@ -1,15 +1,16 @@
-// v12_mla: multi-head latent attention. One K/V head for all query heads; V is a part of K.
+// v12_mla: multi-head latent attention; one K/V head for all query heads, V is a part of K.
 //
 // parent    05_flash_decoding/v11_shared_p
-// idea      DeepSeek-V2 (arXiv 2405.04434, section 2.1) stores a latent vector of 512 numbers a
-//           token, and 64 that are turned by its position. What makes keys and values of the
-//           latent vector goes into Q and behind O, so that all query heads see one key of 576
-//           numbers, whose first 512 are its value. Its rows are the heads: chapter 05's step
-//           with O divided by columns fits, with one tile for K and V. Blocks that have the other
-//           rows of a sequence work on the same piece at the same time, and find K in L2.
-// expect    dram__bytes_read.sum of 1152 bytes a token; time rises with every 16 heads
+// change    The cache holds one latent vector of 512 elements and a RoPE part of 64 per token. The
+//           projections to keys and values are absorbed into Q and O. So all query heads share one
+//           key of 576 elements, whose first 512 are its value; one tile serves as K and V. The
+//           heads are the rows, and each warp owns columns of O. Blocks with the other rows of a
+//           sequence (a team) process the same work tile at the same time and find K in L2.
+// why       A token takes 1152 bytes instead of 81920 with 128 separate heads.
+// expect    dram__bytes_read.sum of 1152 bytes per token; time rises with every 16 heads
 // supports  fp16, bf16; head dim 576 (512 of V), one K/V head; 1 to 16 queries, any lengths and
 //           page sizes, causal, windows
+// source    DeepSeek-AI, DeepSeek-V2 (arXiv 2405.04434), section 2.1
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
 #include "ptx/global_flag.h"

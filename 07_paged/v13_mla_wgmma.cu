@@ -1,16 +1,18 @@
-// v13_mla_wgmma: latent attention of 64 rows by wgmma.
+// v13_mla_wgmma: latent attention with wgmma, 64 rows per block.
 //
 // parent    v12_mla
-// idea      O of 64 rows and 512 columns are 128 KB, half of an SM's registers: two warpgroups have
-//           256 columns each, as in FlashMLA. S has 64 columns and is the work of the first one
-//           alone, with softmax; the second one copies the next tile meanwhile. P and the factors
-//           of the rows pass through shared memory, and both multiply P with their columns of V:
-//           the panels of K, read across. 128 heads are two row tiles and not eight. O is rescaled
-//           only where a maximum has grown by 8, as in chapter 04: both warpgroups wait for it.
+// change    Two warpgroups own 256 columns of O each. The first one computes S, which has only 64
+//           columns, and softmax; meanwhile the second one copies the next tile. P and the rescale
+//           factors go through shared memory. Then both multiply P by their columns of V, the
+//           panels of K read as MN-major. O is rescaled lazily, as in chapter 04, because both
+//           warpgroups wait for the rescale.
+// why       128 heads are two row tiles instead of eight, so K is read twice from L2 instead of
+//           eight times. O of 64 rows and 512 columns takes 128 KB, half of an SM's registers.
 // expect    16 heads: the bandwidth of HBM, although 48 of 64 rows are empty. 128 heads: the tensor
-//           pipe is busy but for softmax, which nothing overlaps
+//           pipe is busy except during softmax, which nothing overlaps
 // supports  fp16, bf16; head dim 576 (512 of V), one K/V head; 1 to 16 queries, any lengths and
 //           page sizes, causal, windows; scales from 1e-37
+// source    FlashMLA, for the split of O by columns
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
 #include "ptx/global_flag.h"

@@ -1,11 +1,12 @@
-// v14_cross_work_tile: the copies of the next piece begin while this one is merged.
+// v14_cross_work_tile: loads of the next work tile overlap with the end of this one.
 //
 // parent    v5_balanced_plan
-// idea      At the end of a piece the copies of v5 run dry: its warps meet, merge, store, and only
-//           then look up the pages of the next piece, one latency after the other. A batch of short
-//           sequences has a piece every few microseconds. Here the ring of copies knows the list of
-//           pieces and goes on into the next one, and Q of the next piece is fetched meanwhile.
-//           The warps' parts of O lie in the stage of the ring that has just become free.
+// change    The KV tiles of a warp form one list across work tiles, and the multi-stage buffer
+//           continues into the next work tile. Q of the next work tile is loaded meanwhile. Each
+//           warp's part of O uses the stage that has just become free.
+// why       At the end of a work tile of v5 no copies are in flight: warps synchronise, merge,
+//           store, and only then look up the next pages, one latency after the other. With short
+//           sequences this happens every few microseconds.
 // expect    batches of very short sequences: dram__throughput rises
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows, GQA

@@ -1,13 +1,14 @@
-// v15_prefill_tma: prefill on pages by TMA and wgmma.
+// v15_prefill_tma: prefill on pages with TMA and wgmma.
 //
 // parent    06_flash_v3_hopper/v14_tuned
-// idea      A tile of K or V is no box of TMA any more, for its keys lie in pages: it is a box for
-//           each stretch of rows in one page. A box is whole rows; it arrives as atoms of 8 rows
-//           and 64 columns, and wgmma is told how far apart groups of rows are. A warp issues a box
-//           only every 47 cycles or so: one warp has those of K, another those of V.
-//           A lane looks up the page of its own box, a tile ahead. Behind the end there is poison:
-//           boxes there, and single rows of V in the box that holds the end, are taken from a page
-//           that is not there, and arrive as zeros.
+// change    A K or V tile is loaded by one TMA box per page instead of a single box. A box holds
+//           whole rows, as atoms of 8 rows and 64 columns; the wgmma descriptor gives the stride
+//           between groups of 8 rows. One warp issues the boxes of K, another those of V. Each lane
+//           looks up the page of its own box one tile ahead. Boxes past the end, and single rows of
+//           V in the box that contains the end, get out-of-range coordinates: TMA fills them with
+//           zeros.
+// why       The keys of a tile lie in several pages. One warp issues a box only about every 47
+//           cycles. Rows past the end may be NaN, and 0 times NaN is NaN.
 // expect    the time of chapter 06's step on contiguous K and V; gpu__time_duration.sum by page
 //           size, as boxes become smaller
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, ragged batches, causal, windows, GQA;

@@ -1,19 +1,20 @@
-// v16_mla_seesaw: latent attention whose softmax runs under products.
+// v16_mla_seesaw: latent attention with softmax overlapped with MMAs (FlashMLA's seesaw schedule).
 //
 // parent    two: the tiles of v13_mla_wgmma, the copies of v15_prefill_tma
-// idea      FlashMLA's seesaw. S, softmax and P of the even tiles are the left warpgroup's, of the
-//           odd tiles the right one's. O stays cut by columns, so that each P is multiplied twice:
-//           by its own warpgroup from registers, by the other one from shared memory. While one
-//           computes a softmax, the tensor cores have products of the other. Both share one
-//           maximum, which goes to and fro with P.
-//           A third warpgroup copies by TMA, with boxes of a page as in v15_prefill_tma. A tile has
-//           two halves, the columns that a warpgroup multiplies as V, and that it releases on its
-//           own. Q of the next piece comes while O of this one is stored.
-// expect    128 heads: 250 us for 128 sequences of 4096 keys on an H200. Softmax is hidden; copies
-//           are not wholly, for a tile of 72 KB is loaded only where another one has been given up.
+// change    The left warpgroup computes S, softmax and P of the even tiles, the right one of the
+//           odd tiles. Each still owns half of O's columns, so each P is multiplied twice: by its
+//           own warpgroup from registers, by the other one from shared memory. Both share one
+//           running max, which is passed along with P. A third warpgroup issues TMA loads, one box
+//           per page as in v15_prefill_tma. A tile has two halves, the columns that each warpgroup
+//           multiplies as V; each warpgroup releases its half. Q of the next work tile is loaded
+//           while O of this one is stored.
+// why       While one warpgroup computes a softmax, the tensor cores execute MMAs of the other.
+// expect    128 heads: 250 us for 128 sequences of 4096 keys on an H200. Softmax is hidden; loads
+//           are not fully, because a tile of 72 KB waits for another one to be released.
 //           16 heads: the bandwidth of HBM, as before
 // supports  fp16, bf16; head dim 576 (512 of V), one K/V head; 1 to 16 queries, any lengths,
 //           causal; page sizes that are multiples of 8; scales from 1e-37
+// source    FlashMLA, seesaw schedule
 #include "attn/kernel.h"
 #include "ptx/global_flag.h"
 #include "ptx/mbarrier.h"

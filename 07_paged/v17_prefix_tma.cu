@@ -1,13 +1,13 @@
-// v17_prefix_tma: a prefix that sequences share, by TMA and wgmma.
+// v17_prefix_tma: shared prefixes with TMA and wgmma.
 //
 // parent    v15_prefill_tma
-// idea      v8 reads a shared prefix once; what is left is the time of its MMAs, mma.sync. Here
-//           they are wgmma: the kernel is v15's. Its tiles are pieces of v8's plan: rows of all
-//           members of a group, some blocks of keys. A tile of Q is no box any more: of each
-//           member it has the rows of one K/V head, a box for each 64 columns. A warp issues
-//           them, a lane some: one thread would wait for memory at each member that it looks up.
-//           A prefix ends where a page does, so that no box of V is cut. Parts of O are stored in
-//           float32; v5 decodes what is behind, and the same merge follows.
+// change    The kernel of v15 processes the prefix work tiles of v8's plan: rows of all members of
+//           a group, a range of key blocks. A Q tile mixes sequences, so it takes one box per
+//           member and 64 columns. The lanes of a warp look up members and issue the boxes; a
+//           single thread would wait for one look-up after the other. A prefix ends at a page
+//           boundary, so no box of V is partial. Partial O is stored in fp32; then v5 decodes the
+//           suffixes, and the same merge follows.
+// why       v8 reads a shared prefix once and is then limited by its MMAs, mma.sync.
 // expect    the time of the phase "prefix": the rate of v15
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows (with
 //           one on the left nothing is shared), GQA; page sizes that are multiples of 8; softmax

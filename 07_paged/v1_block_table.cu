@@ -1,13 +1,15 @@
-// v1_block_table: a block for each query head, whose keys lie in pages.
+// v1_block_table: one block per query head, keys found through a page table.
 //
 // parent    05_flash_decoding/v1_one_block
-// idea      A cache in one piece a sequence has to be as long as the sequence might become. In
-//           pages a sequence has what it uses: page `key / page_size` of its row of the page table,
-//           and in it place `key % page_size`. vLLM's first kernel is like this one: a block for
-//           each query head and sequence, 128 threads, on CUDA cores.
-// expect    lts__t_bytes.sum: K and V are read once for each query head of a group
+// change    Key `key` lies in page `key / page_size` of the sequence's row of the page table, at
+//           token `key % page_size` of that page. As in vLLM's first kernel, one block of 128
+//           threads per query head and sequence runs on CUDA cores.
+// why       A contiguous cache reserves the longest possible length for each sequence. With pages a
+//           sequence only occupies what it uses.
+// expect    lts__t_bytes.sum: K and V are read once per query head of a group
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows, GQA
+// source    Kwon et al., PagedAttention (arXiv 2309.06180)
 #include "attn/kernel.h"
 #include "kernels/splits.h"
 #include "kernels/tiles.h"

@@ -1,11 +1,10 @@
-// v2_page_table: chapter 05's loop, with a look-up for each key.
+// v2_page_table: chapter 05's stream-K kernel with a page look-up per key.
 //
 // parent    05_flash_decoding/v10_vectorised_combine
-// idea      Runs of equal length, warps with a ring of tiles each, MMAs whose rows are the heads of
-//           a group: all of chapter 05's `v10_vectorised_combine`, but for where a key lies. A lane
-//           looks up the keys that it copies, all of a tile before the first copy, so that their
-//           loads are in flight together. One look-up serves K and V.
-// expect    what a page costs: gpu__time_duration.sum beside that of 05 on contiguous K and V
+// change    Each lane looks up the keys that it copies, all keys of a tile before the first copy.
+//           One look-up serves K and V. Everything else is the parent's.
+// why       The latencies of a tile's look-ups overlap.
+// expect    the cost of pages: gpu__time_duration.sum compared with 05 on contiguous K and V
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows, GQA
 #include <algorithm>

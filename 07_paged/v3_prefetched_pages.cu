@@ -1,10 +1,10 @@
-// v3_prefetched_pages: a key is looked up once, a tile ahead.
+// v3_prefetched_pages: one look-up per key, one tile ahead.
 //
 // parent    v2_page_table
-// idea      In v2 the copies of a tile wait for its look-ups, a latency of memory in the middle of
-//           the loop, and 8 to 32 lanes look up the same key. Now a lane looks up one key of the
-//           tile that comes after those in flight. When it is that tile's turn the slots are in
-//           registers, and a shuffle hands them to the lanes that copy.
+// change    Each lane looks up one key of the tile after those in flight. When that tile is issued,
+//           its slots are in registers, and shuffles distribute them to the lanes that copy.
+// why       In v2 the copies of a tile wait for its look-ups, one memory latency inside the loop,
+//           and 8 to 32 lanes look up the same key.
 // expect    smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active falls; instructions
 //           fall, most of them divisions by the page size
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,

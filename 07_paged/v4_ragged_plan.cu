@@ -1,15 +1,16 @@
-// v4_ragged_plan: who works on which keys is planned before the launch.
+// v4_ragged_plan: FlashInfer's plan/run; the host assigns KV chunks to blocks.
 //
 // parent    v3_prefetched_pages
-// idea      Up to v3 every warp of every block adds up all lengths to find its run. A server knows
-//           them: it works out the chunks once a step, for all layers (FlashInfer: `plan` and
-//           `run`). A block reads which keys are its own. Chunks have one length, the smallest with
-//           which all of them are resident; where there are more row blocks than that, none is cut.
-// expect    short caches: gpu__time_duration.sum falls by the scan. Skewed batches: it rises, for a
-//           chunk that is the right one for long sequences is too long for the others, and the
-//           reverse
+// change    The host cuts all sequences into chunks of one length, once per decode iteration for
+//           all layers. Each block reads its chunk from the plan. The length is the smallest with
+//           which all chunks are resident; if there are more row blocks than that, none is cut.
+// why       Up to v3 every warp of every block scans all lengths to find its run. A server knows
+//           the lengths before the launch.
+// expect    short caches: gpu__time_duration.sum falls by the scan. Skewed batches: it rises,
+//           because no single chunk length suits long and short sequences
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows, GQA
+// source    Ye et al., FlashInfer (arXiv 2501.01005)
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
 #include "ptx/global_flag.h"

@@ -1,11 +1,11 @@
-// v5_balanced_plan: a block gets as much work as the others, in as many pieces as it takes.
+// v5_balanced_plan: a plan that balances the cost of all blocks, several work tiles per block.
 //
 // parent    v4_ragged_plan
-// idea      One chunk length cannot suit a batch of 128 thousand and of a thousand tokens, and
-//           where there are more sequences than blocks the longest of them has one block. A plan on
-//           the host may be cleverer: it walks through all row blocks and cuts where a block has
-//           its share, with a price for each piece besides its tiles. No atomics share the work
-//           out, so that the order of each merge is that of the plan.
+// change    The host goes through all row blocks and cuts where a block has its share of the total
+//           cost. A work tile costs its KV tiles plus a fixed price. Work is assigned by the plan,
+//           not by an atomic queue, so the merge order, and the result, is deterministic.
+// why       No single chunk length suits sequences of 128 thousand and of a thousand tokens. With
+//           more sequences than blocks, v4 leaves the longest sequence to one block.
 // expect    skewed batches: sm__warps_active rises, gpu__time_duration.sum falls to that of an
 //           equal batch
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,

@@ -1,13 +1,13 @@
-// v6_device_plan: a kernel makes the plan.
+// v6_device_plan: a kernel makes the plan, in closed form.
 //
 // parent    v5_balanced_plan
-// idea      A plan on the host costs its time, a copy, and the lengths have to be known there. The
-//           walk of v5 goes from piece to piece and cannot be shared by threads. But if row blocks
-//           lie on a line and are cut at equal distances, then where a row block begins says all
-//           about its pieces, down to their places in the list: a prefix sum over the sequences,
-//           and divisions. One block does that for the whole batch, before the launch, in the same
-//           graph. A block of attention costs at most the price of one piece (kPieceTiles) more
-//           than the mean; in v5 the bound is twice that.
+// change    All row blocks form one strip, each with its price and its tiles, which is cut at equal
+//           distances. The start of a row block on the strip determines its work tiles and their
+//           positions in the list: a prefix sum over the sequences, then divisions. One block plans
+//           for the whole batch before the attention kernel, in the same graph. A block costs at
+//           most one price (kPieceTiles) more than the mean; in v5 the bound is twice that.
+// why       A host plan costs its computation and a copy, and the host must know the lengths. The
+//           plan of v5 is a sequential walk, which threads cannot share.
 // expect    no plan on the host; phase "plan": microseconds, once for all layers of a model
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows, GQA; up to 16384 sequences

@@ -1,14 +1,14 @@
-// v7_prefill: many queries of each sequence against its pages.
+// v7_prefill: prefill on pages; many queries per sequence, ragged.
 //
 // parent    04_flash_v2/v11_wide_stores
-// idea      A prompt, or a chunk of one behind what the cache has already: the queries of a ragged
-//           batch, each sequence with any number, see the keys in its pages. The loop is that of
-//           chapter 04. Only where the rows of K and V come from is new: threads look up the slots
-//           of a block of 64 keys while the one before is multiplied. Of 128 threads two look up
-//           each key, and one of them leaves its slot in shared memory. K and V are both copied by
-//           the slots. With d=256 a tile has 64 queries, else 128.
+// change    Only the addresses of the rows of K and V are new. While a key block is processed,
+//           threads look up the slots of the next one, 64 keys: of 128 threads two look up each
+//           key, and one of them stores the slot in shared memory. K and V are both copied by these
+//           slots. A tile has 128 queries, 64 at d=256.
+// why       A prompt, or a chunk of one that follows cached tokens, attends to keys in pages. The
+//           batch is ragged: each sequence has any number of queries.
 // expect    the time of chapter 04's step on contiguous K and V; the look-ups' latency is hidden,
-//           their divisions are one a thread and block of keys
+//           at one division per thread and key block
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, ragged batches and page sizes, causal,
 //           windows, GQA; scales from 1e-37
 #include <algorithm>

@@ -1,15 +1,17 @@
-// v8_shared_prefix: a prefix that sequences share is read once for all of them.
+// v8_shared_prefix: cascade; a shared prefix is read once for all sequences that share it.
 //
 // parent    v7_prefill
-// idea      Sequences that begin alike have the same pages. Decoding reads them once a sequence,
-//           for a few rows each time. But attention to a union of keys is a merge of attention to
-//           its parts, so that a prefix can be a part of its own: its rows are the queries of all
-//           sequences that share it, enough for the tiles of prefill. The rest of each sequence is
-//           a batch that v5 decodes, with page table and lengths behind the prefix. Then a merge.
-// expect    bytes of K and V: a prefix counts once and not once a sequence; its time is that of
-//           MMAs now
+// change    The queries of all sequences that share a prefix are the rows of one problem, enough
+//           for the tiles of prefill. The rest of each sequence is a batch that v5 decodes, with
+//           page table and lengths that start after the prefix. A third kernel merges.
+// why       Sequences that start with the same tokens share pages, but decoding reads them once per
+//           sequence, for a few rows each time. Attention over a union of key sets is the merge of
+//           attention over each set, so the prefix can be computed separately.
+// expect    bytes of K and V: a prefix counts once instead of once per sequence; its time is now
+//           that of MMAs
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows (with one on the left nothing is shared), GQA; scales from 1e-37
+// source    FlashInfer's cascade attention (arXiv 2501.01005)
 #include <algorithm>
 
 #include "attn/kernel.h"

@@ -1,14 +1,16 @@
-// v9_tree_mask: the queries of a sequence are a tree of speculated tokens.
+// v9_tree_mask: tree attention; a bitmask of seqlen_q x seqlen_q.
 //
 // parent    v7_prefill
-// idea      A draft proposes not one continuation but a tree of them, and one pass of the model
-//           checks all: a token sees the cache and its own ancestors, not its neighbours. Of the
-//           mask only the last seqlen_q keys matter, a square of bits: a row of words for each
-//           query. A lane takes the 64 bits of a block from them, for each of its rows; all blocks
-//           before the tree stay without a mask.
-// expect    the time of v7 with as many queries; the blocks of the tree, one or two, cost more
+// change    The mask covers only the last seqlen_q keys: one row of 32-bit words per query. For
+//           each of its rows a lane extracts the 64 bits of a key block. Blocks before the tree
+//           need no mask.
+// why       In speculative decoding a draft proposes a tree of continuations, and one pass of the
+//           model verifies all of them. A token attends to the cache and to its ancestors, not to
+//           its siblings.
+// expect    the time of v7 with as many queries; the one or two blocks of the tree cost more
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, ragged batches and page sizes, trees,
 //           causal, windows, GQA; scales from 1e-37
+// source    Miao et al., SpecInfer (arXiv 2305.09781); Cai et al., Medusa (arXiv 2401.10774)
 #include <algorithm>
 
 #include "attn/kernel.h"
