@@ -14,7 +14,7 @@ using namespace attn;
 using namespace splits;
 
 struct Config {
-  static constexpr int kThreads = 256, kAtOnce = 4;  // chunks of a thread
+  static constexpr int kThreads = 256, kAtOnce = 4;  // chunks per thread
 };
 
 //! [copy]
@@ -25,13 +25,13 @@ __global__ void __launch_bounds__(Config::kThreads)
                 Element* gV,         // [num_pages, page_size, Hkv, d]
                 int page_size, int token) {
   const int* const copy = gCopies + 3 * int64_t{blockIdx.x};
-  const int64_t page = int64_t{page_size} * token / 8;  // in chunks of 16 bytes
+  const int64_t page = int64_t{page_size} * token / 8;  // in 16-byte chunks
   auto* const pool = reinterpret_cast<uint4*>(blockIdx.y == 0 ? gK : gV);
   const uint4* const from = pool + copy[0] * page;
   uint4* const to = pool + copy[1] * page;
   const int count = copy[2] * token / 8;
-  // All loads of a round stand before its stores: the compiler, which does not know that these are
-  // two pages, would not move them there.
+  // All loads of a round precede its stores. The compiler cannot reorder them itself, because it
+  // does not know that the two pages differ.
   constexpr int kRound = Config::kAtOnce * Config::kThreads;
 #pragma unroll 1
   for (int idx = static_cast<int>(threadIdx.x); idx < count; idx += kRound) {
