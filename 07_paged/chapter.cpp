@@ -1,4 +1,4 @@
-// The table of chapter 07: its steps. What a kind of them costs and refuses is in host/steps.cpp.
+// Table of the chapter's steps. Costs and refusals per kind of step are in host/steps.cpp.
 #include "host/paged.h"
 #include "host/plan.h"
 #include "host/prefix_plan.h"

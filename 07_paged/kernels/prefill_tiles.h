@@ -71,8 +71,9 @@ inline int64_t heads_of_section(const Problem& p) {
   return ceil_div(heads, ceil_div(heads, most));
 }
 
-// Sets masked scores to -inf. `own`: key index of this lane's first row on the diagonal, minus the
-// lane's first key; `left`: number of keys from the first column on.
+// Sets masked scores to -inf. `row_minus_col`: key index on the
+// diagonal of this lane's first row, minus the lane's first key; `left`: number of keys from the
+// first column on.
 template <int kTiles, int kColumns>
 __device__ __forceinline__ void apply_mask(float (&s)[kTiles][kColumns][4], const Shape& shape,
                                            int row_minus_col, int left) {
