@@ -210,7 +210,7 @@ void RadixTree::check() const {
     must(node.tokens.size() == node.pages.size() * page_size_, "tokens and pages");
     for (const int page : node.pages) {
       must(owned.insert(page).second, "a page in two nodes");
-      must(pool_.owners(page) > 0, "a page that nobody has");
+      must(pool_.owners(page) > 0, "a page without an owner");
     }
     pages += static_cast<int>(node.pages.size());
     for (const auto& [key, child] : node.children) {

@@ -93,7 +93,7 @@ Trace read_trace(std::istream& in, const std::string& name) {
     const auto wrong = [&](const std::string& what) {
       throw InputError(fmt::format("{}: line {}: {}: {}", name, number, line, what));
     };
-    if (!good) wrong("must be seven whole numbers");
+    if (!good) wrong("must be seven integers");
     if (r.prompt < 1 || r.output < 1) wrong("prompt and output must be at least 1");
     if (r.samples < 1 || r.beams < 1 || (r.samples > 1 && r.beams > 1))
       wrong("samples and beams must be at least 1, and one of them 1");

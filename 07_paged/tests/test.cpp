@@ -79,7 +79,7 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
          (!p.own.contains("rotary") || p.seqlen_q <= p.seqlen_k) && !p.mask;
 }
 
-TEST_CASE("steps are right for batches of any lengths and pages of any size", "[emulated]") {
+TEST_CASE("steps are correct for any lengths and page sizes", "[emulated]") {
   Counts ran;
   paged_problems(kLengths07, [&](const Problem& p) {
     ran += check_steps("paged_decode", p, Backend::emulated);
@@ -89,7 +89,7 @@ TEST_CASE("steps are right for batches of any lengths and pages of any size", "[
     CHECK(ran.of[step->name] == (step->name == "v17_prefix_tma" ? 36 : 60));
 }
 
-TEST_CASE("variants of scores are right with masks and with many pieces", "[emulated]") {
+TEST_CASE("variants are correct with masks and split row blocks", "[emulated]") {
   Counts ran;
   std::size_t n = 0;
   paged_problems({16, 65, 257, 700}, [&](Problem p) {
@@ -103,7 +103,7 @@ TEST_CASE("variants of scores are right with masks and with many pieces", "[emul
 }
 // Worked out by hand: a key and its sink with the same logit share the row. The reference is no
 // kernel's, and has to know sinks from other logits.
-TEST_CASE("a sink takes its share of a row and has no value", "[emulated]") {
+TEST_CASE("a sink adds to the denominator and has no value", "[emulated]") {
   Problem p = paged(1, 1, 64, 16, DType::bf16);
   p.batch = 2, p.heads = p.kv_heads = 1, p.seqused_k = {1, 0};
   p.own["sinks"] = {1};
@@ -143,7 +143,7 @@ TEST_CASE("fp16 with sinks far above the scores, and with sinks of -inf", "[emul
 }
 // A query that sees the key at its own position alone: both are turned by one angle, wherever that
 // is, so that the score is their product.
-TEST_CASE("a query is turned by the position of the last key", "[emulated]") {
+TEST_CASE("a query is rotated by the position of the last key", "[emulated]") {
   Problem p = paged(1, 40, 64, 16, DType::bf16);
   p.batch = 3, p.heads = p.kv_heads = 1, p.seqused_k = {1, 3, 40};
   p.window_left = 0, p.window_right = 0, p.own["rotary"] = {1};
@@ -166,7 +166,7 @@ TEST_CASE("a query is turned by the position of the last key", "[emulated]") {
                                     ? "--rotary: 5 queries, but room for 4 keys"
                                     : "--rotary: this step has no rotary embedding"));
 }
-TEST_CASE("variants of scores on the GPU", "[gpu]") {
+TEST_CASE("variants on the GPU", "[gpu]") {
   std::size_t n = 0;
   paged_problems({16, 65, 257, 700, 32789}, [&](Problem p) {
     if (++n % 2 == 0) p.softcap = n % 4 == 0 ? 30 : 0.5;
@@ -198,7 +198,7 @@ TEST_CASE("more sequences than a warp has lanes", "[emulated]") {
   check_steps("paged_decode", p, Backend::emulated);
 }
 
-TEST_CASE("what no sequence has is poison", "[emulated]") {
+TEST_CASE("unallocated pages and page tails are NaN", "[emulated]") {
   Problem p = paged(1, 40, 64, 5, DType::bf16);
   p.batch = 3, p.heads = 2, p.kv_heads = 1;
   p.seqused_k = {7, 0, 40};
@@ -235,7 +235,7 @@ TEST_CASE("what no sequence has is poison", "[emulated]") {
   CHECK_THROWS_WITH(draw(paged_decode(), p), "--num-pages 9: the sequences need 10");
 }
 
-TEST_CASE("a failure is tried again with simpler pages", "[emulated]") {
+TEST_CASE("a failure is repeated with simpler pages", "[emulated]") {
   Problem p = paged(1, 40, 64, 5, DType::bf16);
   p.batch = 2, p.seqused_k = {7, 40};
   p.own["num_pages"] = {20};
@@ -257,7 +257,7 @@ TEST_CASE("a failure is tried again with simpler pages", "[emulated]") {
   }
 }
 
-TEST_CASE("lengths are drawn as --lengths says", "[emulated]") {
+TEST_CASE("--lengths draws the lengths it documents", "[emulated]") {
   CHECK(drawn_lengths("const:7", 3, 1) == std::vector<int64_t>{7, 7, 7});
   // PyTorch's randint(4096, 16385) after manual_seed(7) begins like this.
   const std::vector<int64_t> uniform = drawn_lengths("uniform:4096,16384", 33, 7);
@@ -273,7 +273,7 @@ TEST_CASE("lengths are drawn as --lengths says", "[emulated]") {
     CHECK_THROWS_AS(drawn_lengths(text, 4, 1), InputError);
 }
 
-TEST_CASE("an option that cannot be meant is refused with the reason", "[emulated]") {
+TEST_CASE("contradictory options are refused with the reason", "[emulated]") {
   const auto why = [](std::vector<const char*> options) -> std::string {
     options.insert(options.begin(), "07_paged");
     try {
@@ -305,7 +305,7 @@ TEST_CASE("an option that cannot be meant is refused with the reason", "[emulate
       CHECK(step.support.ends_with("reads shared prefixes of 128 tokens and more once"));
 }
 
-TEST_CASE("the program says which options of pages it cannot take", "[emulated]") {
+TEST_CASE("unsupported options of pages are named", "[emulated]") {
   const auto status = [](std::vector<const char*> options) {
     options.insert(options.begin(),
                    {"07_paged", "--device", "emulated", "--step", "v3_prefetched_pages"});
@@ -340,7 +340,7 @@ TEST_CASE("the program says which options of pages it cannot take", "[emulated]"
   CHECK(run_chapter(chapter(), 3, trace) == 2);
 }
 
-TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
+TEST_CASE("steps refuse unsupported problems with the reason", "[emulated]") {
   const auto refused = [](Problem p, const char* why) {
     p.finish();
     for (const Step* step : decode_steps()) {
@@ -394,14 +394,14 @@ void large_pool(Backend backend, int64_t pages, int64_t length, int64_t most) {
 }
 }  // namespace
 
-TEST_CASE("a pool whose numbers come again", "[emulated]") {
+TEST_CASE("a pool with periodic contents", "[emulated]") {
   large_pool(Backend::emulated, 36, 130, 1000);
 }
 TEST_CASE("a pool past 2^32 elements, with live pages at its end", "[gpu][large]") {
   large_pool(Backend::gpu, (1 << 18) + 4, 60000, int64_t{1} << 27);
 }
 
-TEST_CASE("tokens are appended to their pages, turned where asked", "[emulated]") {
+TEST_CASE("tokens are appended to their pages and rotated with --rotary", "[emulated]") {
   Counts ran;
   std::size_t n = 0;
   for (const int64_t page : kPageSizes)
@@ -421,7 +421,7 @@ TEST_CASE("tokens are appended to their pages, turned where asked", "[emulated]"
   CHECK(ran.of["a1_append"] == 30);
 }
 
-TEST_CASE("pages are copied, whole and in part", "[emulated]") {
+TEST_CASE("pages are copied in full and in part", "[emulated]") {
   for (const int64_t page : kPageSizes) {
     Problem p = paged(1, 1, 128, page, DType::bf16);
     p.batch = 20, p.heads = p.kv_heads = 3;

@@ -22,7 +22,7 @@ std::string text_of(const std::string& file) {
 }
 }  // namespace
 
-TEST_CASE("a cache does what a plain model does", "[cache]") {
+TEST_CASE("the cache agrees with a plain model", "[cache]") {
   for (const uint64_t seed : {1, 2, 3}) {
     const int page_size = seed == 1 ? 1 : seed == 2 ? 3 : 4, num_pages = 40;
     RandomCache cache(seed, num_pages, page_size);
@@ -35,7 +35,7 @@ TEST_CASE("a cache does what a plain model does", "[cache]") {
   }
 }
 
-TEST_CASE("the page that was freed first is taken first", "[cache]") {
+TEST_CASE("free pages form a FIFO queue", "[cache]") {
   PagePool pool(4);
   CHECK((pool.take() == 0 && pool.take() == 1 && pool.take() == 2));
   Sequence s{{0, 2}, 8};
@@ -46,14 +46,14 @@ TEST_CASE("the page that was freed first is taken first", "[cache]") {
   CHECK_THROWS_WITH(pool.take(), "out of pages: 1 wanted, 0 free");
 }
 
-TEST_CASE("pages that nobody has are neither shared nor released", "[cache]") {
+TEST_CASE("a free page can be neither shared nor released", "[cache]") {
   PagePool pool(2);
-  CHECK_THROWS_WITH(pool.share(1), "share: nobody has page 1");
-  CHECK_THROWS_WITH(pool.release(0), "release: nobody has page 0");
+  CHECK_THROWS_WITH(pool.share(1), "share: no owner of page 1");
+  CHECK_THROWS_WITH(pool.release(0), "release: no owner of page 0");
   CHECK_THROWS(pool.share(2));
 }
 
-TEST_CASE("who writes to a page that others have gets a copy", "[cache]") {
+TEST_CASE("appending to a shared page copies it", "[cache]") {
   PagePool pool(4);
   Sequence a;
   CHECK(append(pool, 4, a, 6).slots == std::vector<int64_t>{0, 1, 2, 3, 4, 5});
@@ -73,7 +73,7 @@ TEST_CASE("who writes to a page that others have gets a copy", "[cache]") {
   CHECK_FALSE(append(pool, 4, c, 1).copy);
 }
 
-TEST_CASE("exercise b has the answers that the pool gives", "[cache]") {
+TEST_CASE("the answers of exercise b are those of the pool", "[cache]") {
   //! [answers]
   PagePool pool(8);
   std::map<std::string, Sequence> s;
@@ -110,7 +110,7 @@ TEST_CASE("exercise b has the answers that the pool gives", "[cache]") {
   //! [answers]
 }
 
-TEST_CASE("a radix tree splits where sequences part", "[cache]") {
+TEST_CASE("the radix tree splits where sequences diverge", "[cache]") {
   PagePool pool(8);
   for (int n = 0; n < 8; ++n) pool.take();  // of a sequence that holds them
   RadixTree tree(pool, 2);
@@ -136,7 +136,7 @@ TEST_CASE("a radix tree splits where sequences part", "[cache]") {
   CHECK_THROWS(tree.unlock(tree.match("", b).node));
 }
 
-TEST_CASE("a fault in the cache is noticed", "[cache]") {
+TEST_CASE("planted faults in the cache are detected", "[cache]") {
   for (const CacheFault& fault : kCacheFaults) {
     std::string what;
     for (uint64_t seed = 1; seed <= 4 && what.empty(); ++seed)
@@ -163,13 +163,13 @@ TEST_CASE("pages waste less than 4 % at 16 tokens", "[cache]") {
 }
 
 // Steps in which nothing happens take no time, however many: these come a million years apart.
-TEST_CASE("a trace may have any arrivals", "[cache]") {
+TEST_CASE("a trace may have any arrival times", "[cache]") {
   const Trace trace{{0, 5, 5, 1, 1, 0, 0}, {int64_t{1} << 53, 5, 5, 1, 1, 0, 0}};
   for (const auto& [division, r] : replay_all(trace)) CHECK(r.steps == (int64_t{1} << 53) + 5);
 }
 
 // Whatever their numbers: a system prompt has tokens of its own, and so has a request.
-TEST_CASE("only the same system prompt is found again", "[cache]") {
+TEST_CASE("only equal system prompts hit the cache", "[cache]") {
   const auto hits = [](int64_t first, int64_t second) {
     const Trace trace{{0, 1000, 50, 1, 1, first, first == 0 ? 0 : 1000},
                       {10, 50, 50, 1, 1, second, 1000}};
@@ -182,7 +182,7 @@ TEST_CASE("only the same system prompt is found again", "[cache]") {
     CHECK(hits(first, second) == 0);
 }
 
-TEST_CASE("a trace is read as it was written, and a wrong line is named", "[cache]") {
+TEST_CASE("a saved trace is read back and a bad line is named", "[cache]") {
   std::stringstream file;
   write_trace(file, drawn_trace(50, 7));
   CHECK(table(replay_all(read_trace(file, "f"))) == table(replay_all(drawn_trace(50, 7))));
@@ -205,7 +205,7 @@ TEST_CASE("a trace is read as it was written, and a wrong line is named", "[cach
       "f.csv: line 2: 0,5,5,1,33,0,0: does not fit into the cache: samples x beams x 2048 must be "
       "at most 65536");
   CHECK(why(header + "0,5,5,1,32,0,0\n") == "");
-  CHECK(why(header + "0,5,5,1,1,0\n") == "f.csv: line 2: 0,5,5,1,1,0: must be seven whole numbers");
+  CHECK(why(header + "0,5,5,1,1,0\n") == "f.csv: line 2: 0,5,5,1,1,0: must be seven integers");
   for (const char* line :
        {"0,5,5,1,1,0,0,", "0,5,5,1,1,0,x", "0,0,5,1,1,0,0", "0,5,5,2,2,0,0", "0,5,5,1,1,0,9",
         "0,2000,49,1,1,0,0", "0,5,5,33,1,0,0", "-1,5,5,1,1,0,0", "0,9223372036854775807,1,1,1,0,0",

@@ -24,7 +24,7 @@ Problem two_sequences() {
 }
 }  // namespace
 
-TEST_CASE("a table outside the pool is refused by its entry", "[emulated]") {
+TEST_CASE("a page outside the pool is refused with its entry", "[emulated]") {
   const std::string folder = "paged_files";
   std::filesystem::remove_all(folder);
   const Problem p = two_sequences();
@@ -53,7 +53,7 @@ TEST_CASE("a table outside the pool is refused by its entry", "[emulated]") {
   std::filesystem::remove_all(folder);
 }
 
-TEST_CASE("files that are no cache are refused by name", "[emulated]") {
+TEST_CASE("invalid cache files are refused by name", "[emulated]") {
   const std::string folder = "no_cache";
   std::filesystem::remove_all(folder);
   const Problem p = two_sequences();
@@ -97,7 +97,7 @@ TEST_CASE("files that are no cache are refused by name", "[emulated]") {
   std::filesystem::remove_all(folder);
 }
 
-TEST_CASE("two tokens for one slot are refused", "[emulated]") {
+TEST_CASE("two tokens for the same slot are refused", "[emulated]") {
   Problem p = paged(3, 20, 64, 5, DType::bf16);
   p.batch = 2, p.heads = p.kv_heads = 1, p.seqused_k = {17, 7};
   p.finish();
@@ -114,7 +114,7 @@ TEST_CASE("two tokens for one slot are refused", "[emulated]") {
   CHECK_NOTHROW(paged_append().place(p, in));
 }
 
-TEST_CASE("files say which of them is wrong, and where", "[emulated]") {
+TEST_CASE("errors name the file and the entry", "[emulated]") {
   const std::string folder = "paged_files";
   const auto options = [&](std::vector<const char*> more) {
     more.insert(more.begin(), {"07_paged", "--device", "emulated", "--step", "v1_block_table"});
@@ -155,7 +155,7 @@ TEST_CASE("files say which of them is wrong, and where", "[emulated]") {
   }
 }
 
-TEST_CASE("page_copy takes copies from files, and refuses those without an order", "[emulated]") {
+TEST_CASE("page_copy loads copies and refuses conflicting ones", "[emulated]") {
   const std::string folder = "page_copies";
   std::filesystem::remove_all(folder);
   const auto run = [&](std::vector<const char*> more) {
@@ -177,7 +177,7 @@ TEST_CASE("page_copy takes copies from files, and refuses those without an order
   std::filesystem::remove_all(folder);
 }
 
-TEST_CASE("slots that are overwritten may hold anything", "[emulated]") {
+TEST_CASE("overwritten slots may hold any value", "[emulated]") {
   const std::string folder = "overwritten";
   std::filesystem::remove_all(folder);
   Problem p = paged(2, 20, 64, 5, DType::bf16);

@@ -6,7 +6,7 @@
 using namespace attn;
 using namespace attn::tests;
 
-TEST_CASE("every schedule gives the same bits", "[emulated]") {
+TEST_CASE("every schedule gives bitwise equal results", "[emulated]") {
   for (const Step* step : decode_steps()) {
     if (!step->deterministic) continue;
     Problem p = paged(2, 900, 64, 16, DType::bf16);
@@ -62,10 +62,10 @@ void replay(Backend backend) {
 }
 }  // namespace
 
-TEST_CASE("a launch is right again with other pages", "[emulated]") { replay(Backend::emulated); }
-TEST_CASE("a launch is right again with other pages on the GPU", "[gpu]") { replay(Backend::gpu); }
+TEST_CASE("a replayed launch is correct with other pages", "[emulated]") { replay(Backend::emulated); }
+TEST_CASE("a replayed launch is correct with other pages on the GPU", "[gpu]") { replay(Backend::gpu); }
 
-TEST_CASE("a wrong table and a wrong length are found", "[emulated]") {
+TEST_CASE("a wrong page table and a wrong length are detected", "[emulated]") {
   for (const Step* step : decode_steps()) {
     Problem p = paged(1, 200, 64, 16, DType::bf16);
     p.batch = 3, p.heads = 4, p.kv_heads = 2;
@@ -121,14 +121,14 @@ void stale_plan(Backend backend) {
 }
 }  // namespace
 
-TEST_CASE("a plan of other lengths gives a wrong answer", "[emulated]") {
+TEST_CASE("a stale plan gives a wrong result", "[emulated]") {
   stale_plan(Backend::emulated);
 }
-TEST_CASE("a plan of other lengths gives a wrong answer on the GPU", "[gpu]") {
+TEST_CASE("a stale plan gives a wrong result on the GPU", "[gpu]") {
   stale_plan(Backend::gpu);
 }
 
-TEST_CASE("1000 repeats give the same bits", "[gpu]") {
+TEST_CASE("1000 repetitions are bitwise equal", "[gpu]") {
   for (const Step* step : decode_steps()) {
     if (!step->deterministic) continue;
     Problem p = paged(1, 5000, 128, 16, DType::bf16);

@@ -86,7 +86,7 @@ std::string wrong_with(const Batch& batch, const plans::MixedPlan& plan) {
           return "a counter of two row blocks";
       }
   }
-  if (used != plan.prefill.size() + plan.decode.size()) return "work of nobody";
+  if (used != plan.prefill.size() + plan.decode.size()) return "an entry that no query needs";
   if (!std::ranges::is_sorted(plan.decode, std::greater(), &plans::MixedWork::count) ||
       !std::ranges::is_sorted(plan.prefill, std::greater(), &plans::MixedWork::count))
     return "the longest is not first";
@@ -137,7 +137,7 @@ std::vector<Problem> mixes() {
 
 }  // namespace
 
-TEST_CASE("plans of mixed batches have every query and every key once", "[emulated]") {
+TEST_CASE("mixed plans cover every query and every key once", "[emulated]") {
   std::mt19937_64 random(3);
   for (int n = 0; n < 10'000; ++n) {
     Batch batch = random_batch(random);
@@ -151,7 +151,7 @@ TEST_CASE("plans of mixed batches have every query and every key once", "[emulat
 
 // A few long tiles of prefill, for which half of the blocks need one round more than all of them;
 // short ones, and many, that overlap with decoding anyway. On 132 SMs, as the mixes of RESULTS.md.
-TEST_CASE("the plan of a mixed batch chooses who prefers prefill", "[emulated]") {
+TEST_CASE("the mixed plan chooses the blocks that prefer prefill", "[emulated]") {
   const auto first = [](int64_t chunk, int64_t keys, int64_t sequences, int64_t own_keys) {
     Problem p = problem(1, 1, 128, DType::bf16);
     p.heads = 32, p.kv_heads = 8, p.causal = true;
@@ -180,7 +180,7 @@ TEST_CASE("the plan of a mixed batch chooses who prefers prefill", "[emulated]")
 }
 
 // Whoever takes which ticket, in one launch and in two, in turn and at the same time.
-TEST_CASE("mixed batches have the same bits in any schedule, and in two launches", "[emulated]") {
+TEST_CASE("mixed batches are bitwise equal in any schedule and in two launches", "[emulated]") {
   const Step& step = mixed_step();
   for (Problem mix : mixes()) {
     mix.finish();
@@ -239,11 +239,11 @@ void replay(Problem p, const std::vector<std::vector<int64_t>>& all, Backend bac
   }
 }
 }  // namespace
-TEST_CASE("a mixed batch is right again with other keys and pages", "[emulated]") {
+TEST_CASE("a replayed mixed batch is correct with other keys and pages", "[emulated]") {
   replay(mixes()[0], {{700, 65, 300, 3, 9}, {700, 0, 20, 700, 0}, {700, 65, 300, 3, 9}},
          Backend::emulated, 2);
 }
-TEST_CASE("a mixed batch is right again with other keys and pages on the GPU", "[gpu]") {
+TEST_CASE("a replayed mixed batch is correct with other keys and pages on the GPU", "[gpu]") {
   Problem p = mix({1, 1, 1024, 3, 300, 1}, {}, 128);
   p.heads = 8, p.own.erase("blocks");
   replay(p, {{8192, 5000, 4096, 700, 300, 77}, {8192, 0, 1100, 8000, 0, 1}}, Backend::gpu, 100);
@@ -257,7 +257,7 @@ TEST_CASE("mixed batches on the GPU", "[gpu]") {
       check_steps("paged_prefill", in_schedule(p, schedule), Backend::gpu);
 }
 
-TEST_CASE("two launches of a mixed batch are in turn or in two streams, and v11's alone",
+TEST_CASE("--serial and --streams are exclusive and of v11 only",
           "[emulated]") {
   Problem p = mixes()[0];
   p.finish();
@@ -276,7 +276,7 @@ TEST_CASE("two launches of a mixed batch are in turn or in two streams, and v11'
         "--serial: this step has no launch for each of the two");
   CHECK(reason("v7_prefill", {"streams"}) == "--streams: this step has no second stream");
 }
-TEST_CASE("a mixed batch has two phases where its launches are in turn", "[emulated]") {
+TEST_CASE("a serial mixed batch has two phases", "[emulated]") {
   const Step& step = mixed_step();
   for (const std::string schedule : kSchedules) {
     Problem p = in_schedule(mixes()[0], schedule);
@@ -288,7 +288,7 @@ TEST_CASE("a mixed batch has two phases where its launches are in turn", "[emula
   }
 }
 
-TEST_CASE("a wrong table, a wrong length and a stale plan of a mixed batch are found",
+TEST_CASE("a wrong table or length and a stale plan of a mixed batch are detected",
           "[emulated]") {
   const Step& step = mixed_step();
   Problem p = problem(1, 200, 64, DType::bf16);

@@ -82,7 +82,7 @@ void boxes(Backend backend, const std::vector<int64_t>& lengths) {
 
 }  // namespace
 
-TEST_CASE("latent attention is right for any heads, lengths and pages", "[emulated]") {
+TEST_CASE("latent attention is correct for any heads and lengths and pages", "[emulated]") {
   Counts ran;
   int in_boxes = 0;
   const int problems = latent_problems(kLatentLengths, [&](const Problem& p) {
@@ -98,16 +98,16 @@ TEST_CASE("latent attention on the GPU", "[gpu]") {
   latent_problems(lengths, [](const Problem& p) { check_steps("paged_mla", p, Backend::gpu); });
 }
 
-TEST_CASE("latent attention by boxes of any size", "[emulated]") {
+TEST_CASE("latent attention with TMA boxes of any size", "[emulated]") {
   boxes(Backend::emulated, kLatentLengths);
 }
-TEST_CASE("latent attention by boxes of any size on the GPU", "[gpu]") {
+TEST_CASE("latent attention with TMA boxes of any size on the GPU", "[gpu]") {
   std::vector<int64_t> lengths = kLatentLengths;
   lengths.push_back(4096);
   boxes(Backend::gpu, lengths);
 }
 
-TEST_CASE("latent attention to nothing gives O = 0 and lse = -inf", "[emulated]") {
+TEST_CASE("latent attention without keys gives O = 0 and lse = -inf", "[emulated]") {
   Problem p = latent(16, 2, 100, 16);
   p.batch = 2, p.seqused_k = {0, 0};
   p.finish();
@@ -122,7 +122,7 @@ TEST_CASE("latent attention to nothing gives O = 0 and lse = -inf", "[emulated]"
 
 // The bits of a problem do not depend on the schedule, nor on what the launch before has left; and
 // a launch that was captured finds other lengths, pages and plans.
-TEST_CASE("latent attention is replayed with other lengths, to the bit", "[emulated]") {
+TEST_CASE("replayed latent attention is bitwise equal with other lengths", "[emulated]") {
   for (const Step* step : latent_steps()) {
     Problem p = latent(40, 1, 900, 16);
     p.batch = 3, p.own["num_pages"] = {200}, p.own["blocks"] = {5};
@@ -150,7 +150,7 @@ TEST_CASE("latent attention is replayed with other lengths, to the bit", "[emula
   }
 }
 
-TEST_CASE("a wrong table, a wrong length and a stale plan of latent attention are found",
+TEST_CASE("a wrong table or length and a stale plan of latent attention are detected",
           "[emulated]") {
   for (const Step* step : latent_steps()) {
     Problem p = latent(16, 1, 300, 16);
@@ -194,14 +194,14 @@ void large_pool(Backend backend, int64_t pages, int64_t length, int64_t most) {
 }
 }  // namespace
 
-TEST_CASE("a pool of latent vectors whose numbers come again", "[emulated]") {
+TEST_CASE("a pool of latent vectors with periodic contents", "[emulated]") {
   large_pool(Backend::emulated, 36, 130, 1000);
 }
 TEST_CASE("a pool of latent vectors past 2^32 elements", "[gpu][large]") {
   large_pool(Backend::gpu, (1 << 19) + 4, 60000, int64_t{1} << 27);
 }
 
-TEST_CASE("the model of latent attention counts the operations of tensor cores", "[emulated]") {
+TEST_CASE("the cost model of latent attention counts tensor operations", "[emulated]") {
   for (const Step* step : latent_steps())
     for (const int64_t heads : {16, 64}) {
       Problem p = latent(heads, 1, 320, 64);
@@ -216,7 +216,7 @@ TEST_CASE("the model of latent attention counts the operations of tensor cores",
     }
 }
 
-TEST_CASE("what is no latent attention is refused", "[emulated]") {
+TEST_CASE("problems that are not latent attention are refused", "[emulated]") {
   const auto refused = [](Problem p, const char* why) {
     p.finish();
     for (const Step* step : latent_steps()) {
@@ -251,7 +251,7 @@ TEST_CASE("what is no latent attention is refused", "[emulated]") {
   refused_by_boxes(p, "--window 30,0: a tile of this step begins where a box of TMA does");
 }
 
-TEST_CASE("exercise e has the answers that shapes give", "[emulated]") {
+TEST_CASE("the answers of exercise e follow from the shapes", "[emulated]") {
   //! [answers]
   using namespace splits;
   const auto rate = [](int64_t rows) {

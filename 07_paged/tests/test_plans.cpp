@@ -85,7 +85,7 @@ std::string wrong_with(const Batch& batch, const plans::Plan& plan, const Kind& 
     if (covered != tiles) return "a row block is not covered";
     if (parts != work[at - 1].num_parts) return "another number of parts";
   }
-  if (at != work.size()) return "a piece of nobody";
+  if (at != work.size()) return "a work tile of no block";
   if (plan.begin.front() != 0 || plan.begin.back() != static_cast<int>(at)) return "begins";
   for (std::size_t n = 0; n + 1 < plan.begin.size(); ++n) {
     int cost = 0;
@@ -189,10 +189,10 @@ void device_plans(Backend backend, int batches) {
 }
 }  // namespace
 
-TEST_CASE("the plan of the device is that of the host", "[emulated]") {
+TEST_CASE("the device plan equals the host plan", "[emulated]") {
   device_plans(Backend::emulated, 200);
 }
-TEST_CASE("the plan of the device is that of the host on the GPU", "[gpu]") {
+TEST_CASE("the device plan equals the host plan on the GPU", "[gpu]") {
   device_plans(Backend::gpu, 2000);
 }
 
@@ -203,12 +203,12 @@ std::string text_of(const std::string& file) {
 }
 }  // namespace
 
-TEST_CASE("the page of results shows what plans make of batches", "[emulated]") {
+TEST_CASE("RESULTS shows the table that --plans prints", "[emulated]") {
   CHECK(text_of("07_paged/RESULTS.md").find(plans::plan_table()) != std::string::npos);
   CHECK(text_of("docs/figures/07_plans.svg") == plans::plan_picture());
 }
 
-TEST_CASE("exercise c has the answers that plans give", "[emulated]") {
+TEST_CASE("the answers of exercise c are those of the plans", "[emulated]") {
   //! [answers]
   Problem p = problem(1, 2500, 128, DType::bf16);
   p.batch = 4, p.heads = p.kv_heads = 1;

@@ -86,19 +86,19 @@ void boxes(Backend backend) {
 
 }  // namespace
 
-TEST_CASE("prompts and chunks of them see their pages", "[emulated]") {
+TEST_CASE("prompts and chunks attend to their pages", "[emulated]") {
   ragged(Backend::emulated, kBatches);
 }
-TEST_CASE("prompts and chunks of them see their pages on the GPU", "[gpu]") {
+TEST_CASE("prompts and chunks attend to their pages on the GPU", "[gpu]") {
   std::vector<Lengths> batches = kBatches;
   batches.push_back({{4096, 4096}, {1, 32789}, {512, 20000}});
   ragged(Backend::gpu, batches);
 }
 
-TEST_CASE("a tile may end anywhere in a box", "[emulated]") { boxes(Backend::emulated); }
-TEST_CASE("a tile may end anywhere in a box on the GPU", "[gpu]") { boxes(Backend::gpu); }
+TEST_CASE("a tile may end anywhere in a TMA box", "[emulated]") { boxes(Backend::emulated); }
+TEST_CASE("a tile may end anywhere in a TMA box on the GPU", "[gpu]") { boxes(Backend::gpu); }
 
-TEST_CASE("pages of any size that has boxes give the same bits", "[emulated]") {
+TEST_CASE("page sizes that are multiples of 8 give bitwise equal results", "[emulated]") {
   for (const Step& step : chapter().steps) {
     if (!is_in_boxes(step, 0)) continue;
     HostTensors first_in, first_out;
@@ -130,7 +130,7 @@ TEST_CASE("pages of any size that has boxes give the same bits", "[emulated]") {
   }
 }
 
-TEST_CASE("a page that is no whole boxes is refused", "[emulated]") {
+TEST_CASE("a page size that is not a multiple of 8 is refused", "[emulated]") {
   for (const Step& step : chapter().steps)
     if (is_in_boxes(step, 0))
       for (const int64_t page : {1, 5, 12}) {
@@ -143,7 +143,7 @@ TEST_CASE("a page that is no whole boxes is refused", "[emulated]") {
 
 namespace {
 // The bytes that nobody can avoid are those of tokens in use, whatever room the pool has.
-TEST_CASE("prefill counts the tokens in use, what is shared once", "[emulated]") {
+TEST_CASE("the prefill cost counts valid tokens and shared ones once", "[emulated]") {
   Problem p = pages_of(16, 0);
   p.varlen_q = {70, 3}, p.varlen_k = {200, 100};
   p.finish();
@@ -190,8 +190,8 @@ void trees(Backend backend) {
   CHECK(ran.of == std::map<std::string, int>{{"v9_tree_mask", problems + 1}});
 }
 }  // namespace
-TEST_CASE("a token of a tree sees its ancestors", "[emulated]") { trees(Backend::emulated); }
-TEST_CASE("a token of a tree sees its ancestors on the GPU", "[gpu]") { trees(Backend::gpu); }
+TEST_CASE("a token of a tree attends to its ancestors", "[emulated]") { trees(Backend::emulated); }
+TEST_CASE("a token of a tree attends to its ancestors on the GPU", "[gpu]") { trees(Backend::gpu); }
 
 // A chain is a tree, too: it gives the bits of a causal mask.
 TEST_CASE("a tree that is a chain is causal", "[emulated]") {
@@ -217,7 +217,7 @@ TEST_CASE("a tree that is a chain is causal", "[emulated]") {
   }
 }
 
-TEST_CASE("a tree that is not behind its cache is refused", "[emulated]") {
+TEST_CASE("a tree that does not follow its cache is refused", "[emulated]") {
   Problem p = pages_of(16, 0);
   p.varlen_q = {70, 3}, p.varlen_k = {200, 2}, p.own["tree"] = {1};
   p.finish();
@@ -236,7 +236,7 @@ TEST_CASE("prefill of equal lengths", "[emulated]") {
 }
 
 // A prompt in one piece and in chunks gives the same bits, where chunks begin with tiles.
-TEST_CASE("chunked prefill gives the bits of a whole prompt", "[emulated]") {
+TEST_CASE("chunked prefill is bitwise equal to a whole prompt", "[emulated]") {
   for (const Step& step : chapter().steps) {
     if (step.operation != &paged_prefill()) continue;
     Problem whole = pages_of(16, 0);
@@ -304,10 +304,10 @@ void prefill_again(Backend backend) {
   }
 }
 }  // namespace
-TEST_CASE("prefill is right again with other pages", "[emulated]") {
+TEST_CASE("replayed prefill is correct with other pages", "[emulated]") {
   prefill_again(Backend::emulated);
 }
-TEST_CASE("prefill is right again with other pages on the GPU", "[gpu]") {
+TEST_CASE("replayed prefill is correct with other pages on the GPU", "[gpu]") {
   prefill_again(Backend::gpu);
 }
 

@@ -93,22 +93,22 @@ void replay(Backend backend) {
 
 }  // namespace
 
-TEST_CASE("sequences that share a prefix get what is theirs", "[emulated]") {
+TEST_CASE("sequences that share a prefix get correct results", "[emulated]") {
   shared_prefixes(Backend::emulated, 1);
 }
-TEST_CASE("sequences that share a prefix get what is theirs on the GPU", "[gpu]") {
+TEST_CASE("sequences that share a prefix get correct results on the GPU", "[gpu]") {
   shared_prefixes(Backend::gpu, 1);
   shared_prefixes(Backend::gpu, 11);
 }
 
-TEST_CASE("a launch is right again with other prefixes", "[emulated]") {
+TEST_CASE("a replayed launch is correct with other prefixes", "[emulated]") {
   replay(Backend::emulated);
 }
-TEST_CASE("a launch is right again with other prefixes on the GPU", "[gpu]") {
+TEST_CASE("a replayed launch is correct with other prefixes on the GPU", "[gpu]") {
   replay(Backend::gpu);
 }
 
-TEST_CASE("the page table says who shares what", "[emulated]") {
+TEST_CASE("groups follow from the page table", "[emulated]") {
   Problem p = sharing(300, 3, {301, 700, 310, 600, 420, 200, 500}, 16);
   p.finish();
   CHECK(num_pages_of(p) == 19 + 44 + 20 + 38 + 27 + 13 + 32 - (2 * 18 + 18 + 12) + 15);
@@ -124,7 +124,7 @@ TEST_CASE("the page table says who shares what", "[emulated]") {
   CHECK(plan_of(p).keys == std::vector<int64_t>(7));
 }
 
-TEST_CASE("a prefix is in pieces that cover it once", "[emulated]") {
+TEST_CASE("prefix work tiles cover a prefix once", "[emulated]") {
   for (const int64_t head_dim : {64, 128, 256})
     for (const int64_t blocks : {1, 3, 40, 132})
       for (const int64_t tokens : {131, 1000, 5000})
@@ -155,7 +155,7 @@ TEST_CASE("a prefix is in pieces that cover it once", "[emulated]") {
     }
 }
 
-TEST_CASE("the prefix that sequences share is read, or refused in a line", "[emulated]") {
+TEST_CASE("--shared-prefix is parsed or refused in one line", "[emulated]") {
   for (const Feature& f : paged_decode().own) {
     if (f.name != "shared_prefix") continue;
     CHECK(f.read("300,3") == std::vector<double>{300, 3});
