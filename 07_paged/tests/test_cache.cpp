@@ -1,4 +1,4 @@
-// The cache on the host: the pool, sequences and the radix tree, against a plain model; traces.
+// Host cache: pool, sequences and radix tree against a plain model; traces.
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -39,9 +39,9 @@ TEST_CASE("free pages form a FIFO queue", "[cache]") {
   PagePool pool(4);
   CHECK((pool.take() == 0 && pool.take() == 1 && pool.take() == 2));
   Sequence s{{0, 2}, 8};
-  drop(pool, s);  // the last page first
+  drop(pool, s);  // last page first
   CHECK((pool.take() == 3 && pool.take() == 2));
-  CHECK(pool.revive(0));  // what it holds is of use again
+  CHECK(pool.revive(0));  // its contents are used again
   CHECK_FALSE(pool.revive(0));
   CHECK_THROWS_WITH(pool.take(), "out of pages: 1 wanted, 0 free");
 }
@@ -62,12 +62,12 @@ TEST_CASE("appending to a shared page copies it", "[cache]") {
   const Appended first = append(pool, 4, b, 1);
   CHECK(first.copy == PageCopy{1, 2, 2});
   CHECK(first.slots == std::vector<int64_t>{2 * 4 + 2});
-  CHECK_FALSE(append(pool, 4, a, 1).copy);  // nobody else has it any more
+  CHECK_FALSE(append(pool, 4, a, 1).copy);  // no other owner is left
   CHECK((pool.owners(0) == 2 && pool.owners(1) == 1 && pool.free_pages() == 1));
-  // Of two pages there is one: nothing happens.
+  // Two pages are needed and one is free: no effect.
   CHECK_THROWS_AS(append(pool, 4, a, 6), OutOfPages);
   CHECK((a.length == 7 && a.pages == std::vector<int>{0, 1} && pool.free_pages() == 1));
-  // A full page is shared for good.
+  // A full page stays shared.
   append(pool, 4, a, 1);
   Sequence c = fork(pool, a);
   CHECK_FALSE(append(pool, 4, c, 1).copy);
@@ -112,18 +112,18 @@ TEST_CASE("the answers of exercise b are those of the pool", "[cache]") {
 
 TEST_CASE("the radix tree splits where sequences diverge", "[cache]") {
   PagePool pool(8);
-  for (int n = 0; n < 8; ++n) pool.take();  // of a sequence that holds them
+  for (int n = 0; n < 8; ++n) pool.take();  // of a sequence that owns them
   RadixTree tree(pool, 2);
   const std::vector<Token> a{1, 1, 2, 2, 3, 3, 4}, b{1, 1, 2, 2, 5, 5};
   CHECK(tree.insert("", a, std::vector{0, 1, 2, 7}) == 0);
-  CHECK((tree.pages() == 3 && tree.nodes() == 1));  // the page that is not full stays outside
+  CHECK((tree.pages() == 3 && tree.nodes() == 1));  // a partly filled page is not inserted
   CHECK(tree.insert("", b, std::vector{3, 4, 5}) == 2);
   CHECK((tree.pages() == 4 && tree.nodes() == 3));
   CHECK(tree.match("", b).pages == std::vector{0, 1, 5});
   CHECK(tree.match("other", b).pages.empty());
   CHECK(tree.match("", std::vector<Token>{1, 1, 2}).pages == std::vector{0});
-  CHECK(tree.nodes() == 4);  // split once more
-  // The leaf of a is the older one; locked, it stays.
+  CHECK(tree.nodes() == 4);  // a second split
+  // The leaf of a is the least recently used; locked, it stays.
   const auto locked = tree.match("", std::vector<Token>{1, 1, 2, 2, 3, 3});
   tree.match("", b);
   tree.lock(locked.node);
@@ -157,18 +157,18 @@ TEST_CASE("pages waste less than 4 % at 16 tokens", "[cache]") {
     if (division.kind == Division::Kind::pages && division.page_size == 1)
       CHECK((r.useful == 1 && r.copied == 0));
   }
-  // What the chapter's page shows is what the program prints and draws.
+  // The chapter's page shows what the program prints and draws.
   CHECK(text_of("07_paged/README.md").find(table(rows)) != std::string::npos);
   CHECK(text_of("docs/figures/07_trace.svg") == picture(rows));
 }
 
-// Steps in which nothing happens take no time, however many: these come a million years apart.
+// Steps without events are skipped, however many: these arrivals are a million years apart.
 TEST_CASE("a trace may have any arrival times", "[cache]") {
   const Trace trace{{0, 5, 5, 1, 1, 0, 0}, {int64_t{1} << 53, 5, 5, 1, 1, 0, 0}};
   for (const auto& [division, r] : replay_all(trace)) CHECK(r.steps == (int64_t{1} << 53) + 5);
 }
 
-// Whatever their numbers: a system prompt has tokens of its own, and so has a request.
+// Whatever the ids: tokens of a system prompt and of a request differ.
 TEST_CASE("only equal system prompts hit the cache", "[cache]") {
   const auto hits = [](int64_t first, int64_t second) {
     const Trace trace{{0, 1000, 50, 1, 1, first, first == 0 ? 0 : 1000},
@@ -212,6 +212,6 @@ TEST_CASE("a saved trace is read back and a bad line is named", "[cache]") {
         "0,10,9223372036854775807,1,1,0,0", "0,10,10,1,1,1,9223372036854775800",
         "0,5,5,9223372036854775807,1,0,0", "9223372036854775807,5,5,1,1,0,0"})
     CHECK(why(header + line + "\n").starts_with("f.csv: line 2: "));
-  CHECK(why("\xEF\xBB\xBF" + header + "\n0,5,5,1,1,0,0\n\n") == "");  // a BOM, empty lines
+  CHECK(why("\xEF\xBB\xBF" + header + "\n0,5,5,1,1,0,0\n\n") == "");  // a BOM and empty lines
   CHECK(why(header + "3,5,5,1,1,0,0\n2,5,5,1,1,0,0\n").ends_with("arrives before the line above"));
 }

@@ -1,4 +1,4 @@
-// What --load takes for a cache, and what it refuses, by the name of the file.
+// Cache files that --load accepts, and those that it refuses by name.
 #include <array>
 #include <filesystem>
 
@@ -15,7 +15,7 @@ using namespace attn;
 using namespace attn::tests;
 
 namespace {
-// In pages of 5 tokens, four of them a row of the table.
+// Pages of 5 tokens, four per row of the page table.
 Problem two_sequences() {
   Problem p = paged(1, 20, 64, 5, DType::bf16);
   p.batch = 2, p.seqused_k = {17, 7};
@@ -39,7 +39,7 @@ TEST_CASE("a page outside the pool is refused with its entry", "[emulated]") {
         std::map<std::string, std::vector<double>>{{"num_pages", {9}}, {"page_size", {5}}});
   CHECK(load_inputs(folder, loaded, paged_decode()).tensors.at("page_table").numbers ==
         in.at("page_table").numbers);
-  // Two sequences may share a page; one that is not there is nobody's.
+  // Two sequences may share a page; a page outside the pool is an error.
   in.at("page_table").numbers[4] = in.at("page_table").numbers[0];
   save_tensors(folder, in);
   CHECK_NOTHROW(load_inputs(folder, loaded, paged_decode()));
@@ -103,14 +103,15 @@ TEST_CASE("two tokens for the same slot are refused", "[emulated]") {
   p.finish();
   HostTensors in = draw(paged_append(), p).tensors;
   CHECK_NOTHROW(paged_append().place(p, in));
-  // Positions 14 to 16 of one, 4 to 6 of the other: the fourth page and the second.
+  // Positions 14 to 16 of one sequence, 4 to 6 of the other: the fourth page and the second.
   std::vector<int64_t>& table = in.at("page_table").numbers;
   table[4 + 1] = table[3];
   CHECK_THROWS_WITH(paged_append().place(p, in),
                     fmt::format("page_table: sequences 0 and 1 both append to token 0 of page {}: "
                                 "it must be one's own",
                                 table[3]));
-  table[4 + 0] = table[3], table[4 + 1] = table[2];  // a page of both, of which they write others
+  // a page shared by both, which write to other pages
+  table[4 + 0] = table[3], table[4 + 1] = table[2];
   CHECK_NOTHROW(paged_append().place(p, in));
 }
 
@@ -143,7 +144,7 @@ TEST_CASE("errors name the file and the entry", "[emulated]") {
     write_npy_bytes(file, {2}, "<i4", lengths);
     CHECK(why() == file + ": entry 1 is " + std::to_string(length) + ", must be from 0 to 48");
   }
-  // Poison: entries of the table behind a sequence, and the tail of its last page.
+  // Unused entries of the page table, and the tail of a last page.
   for (const auto& [lengths, what] :
        {std::pair("48,20", "page_table: entry [1, 2] is page "), {"48,40", " is nan in bf16; "}}) {
     save(lengths);
@@ -168,12 +169,12 @@ TEST_CASE("page_copy loads copies and refuses conflicting ones", "[emulated]") {
     write_npy_bytes(folder + "/page_copies.npy", {std::ssize(rows) / 3, 3}, "<i4", rows.data());
     return run({"--load", folder.c_str()});
   };
-  CHECK(copies({0, 5, 4, 0, 6, 2, 1, 2, 0}) == 0);  // one page to two; a copy of no token
-  CHECK(copies({0, 5, 4, 1, 5, 4}) == 2);           // a page that is written twice
-  CHECK(copies({0, 5, 4, 5, 6, 4}) == 2);           // and one that is read, too
-  CHECK(copies({0, 7, 4}) == 2);                    // of 7 pages
+  CHECK(copies({0, 5, 4, 0, 6, 2, 1, 2, 0}) == 0);  // one page copied to two; a copy of no token
+  CHECK(copies({0, 5, 4, 1, 5, 4}) == 2);  // a page written twice
+  CHECK(copies({0, 5, 4, 5, 6, 4}) == 2);  // a page that is also read
+  CHECK(copies({0, 7, 4}) == 2);  // the pool has 7 pages
   CHECK(copies({-1, 5, 4}) == 2);
-  CHECK(copies({0, 5, 5}) == 2);  // more than a page has
+  CHECK(copies({0, 5, 5}) == 2);  // more tokens than a page has
   std::filesystem::remove_all(folder);
 }
 

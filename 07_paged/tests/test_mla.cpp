@@ -1,4 +1,4 @@
-// Latent attention of chapter 07: batches of any lengths, pages of any size, any number of heads.
+// Latent attention of chapter 07: any lengths, page sizes and numbers of heads.
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -33,10 +33,10 @@ Problem latent(int64_t heads, int64_t queries, int64_t room, int64_t page,
   return p;
 }
 
-// What v16_mla_seesaw takes besides: boxes of TMA, and no left edge.
+// Further limits of v16_mla_seesaw: TMA boxes, no left window edge.
 bool is_in_boxes(const Problem& p) { return splits::page_size_of(p) % 8 == 0 && p.window_left < 0; }
 
-// Problems in which every length meets some page sizes and numbers of heads.
+// Problems that combine every length with some page sizes and numbers of heads.
 template <class Body>
 int latent_problems(const std::vector<int64_t>& lengths, Body body) {
   constexpr InputKind kInputs[] = {InputKind::needle, InputKind::random, InputKind::peaked,
@@ -60,8 +60,8 @@ int latent_problems(const std::vector<int64_t>& lengths, Body body) {
   return n;
 }
 
-// Every length with boxes of 8 to 64 rows, a sequence each; pieces of all sequences, and of a tile
-// or two, so that the number of tiles of a piece is odd and even; up to 112 and 128 rows.
+// Every length with boxes of 8 to 64 rows; work tiles of all sequences, with odd and even numbers
+// of KV tiles; up to 112 and 128 rows.
 void boxes(Backend backend, const std::vector<int64_t>& lengths) {
   constexpr int64_t kPages[] = {8, 16, 64, 256}, kHeads[] = {16, 9, 128, 16};
   constexpr int64_t kQueries[] = {1, 2, 1, 7}, kBlocks[] = {1, 40, 14, 6};
@@ -120,8 +120,8 @@ TEST_CASE("latent attention without keys gives O = 0 and lse = -inf", "[emulated
   }
 }
 
-// The bits of a problem do not depend on the schedule, nor on what the launch before has left; and
-// a launch that was captured finds other lengths, pages and plans.
+// Results are bitwise independent of the schedule and of what the previous launch left; and a
+// captured launch works with other lengths, pages and plans.
 TEST_CASE("replayed latent attention is bitwise equal with other lengths", "[emulated]") {
   for (const Step* step : latent_steps()) {
     Problem p = latent(40, 1, 900, 16);
@@ -155,7 +155,7 @@ TEST_CASE("a wrong table or length and a stale plan of latent attention are dete
   for (const Step* step : latent_steps()) {
     Problem p = latent(16, 1, 300, 16);
     p.batch = 3, p.own["num_pages"] = {80}, p.own["blocks"] = {4};
-    p.seqused_k = {187, 187, 33};  // none fills its last page
+    p.seqused_k = {187, 187, 33};  // no sequence fills its last page
     p.finish();
     const Case right(p, *step->operation);
     Session session(p, *step->operation, Backend::emulated, right.inputs);
@@ -168,11 +168,11 @@ TEST_CASE("a wrong table or length and a stale plan of latent attention are dete
     };
     INFO(step->name);
     CHECK(passes(right.inputs, true));
-    HostTensors wrong = right.inputs;  // the row of another sequence
+    HostTensors wrong = right.inputs;  // another sequence's row
     std::vector<int64_t>& table = wrong.at("page_table").numbers;
     std::copy_n(table.begin(), splits::max_pages_of(p), table.begin() + splits::max_pages_of(p));
     CHECK(!passes(wrong, true));
-    for (const int64_t off : {-1, 1}) {  // the last page has a token less, or more
+    for (const int64_t off : {-1, 1}) {  // one token less, or more, in the last page
       wrong = right.inputs;
       wrong.at("seqused_k").numbers[1] += off;
       CHECK(!passes(wrong, true));
@@ -185,7 +185,7 @@ TEST_CASE("a wrong table or length and a stale plan of latent attention are dete
 }
 
 namespace {
-// A pool of numbers that come again after a fourth of it, as in test.cpp.
+// A pool with periodic contents, as in test.cpp.
 void large_pool(Backend backend, int64_t pages, int64_t length, int64_t most) {
   Problem p = latent(16, 1, length, 16);
   p.batch = 4;

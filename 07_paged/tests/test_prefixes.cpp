@@ -1,4 +1,4 @@
-// Shared prefixes of chapter 07: who shares what, and steps that read it once.
+// Shared prefixes of chapter 07: groups, and the steps that read a prefix once.
 #include "07_paged/host/paged.h"
 #include "07_paged/host/plan.h"
 #include "07_paged/host/prefix_plan.h"
@@ -40,8 +40,8 @@ void shared_prefixes(Backend backend, int64_t times) {
   for (const int64_t page : {1, 5, 16, 64, 256})
     for (const int64_t head_dim : {128, 64, 256})
       for (int kind = 0; kind < 4; ++kind, ++n) {
-        if (backend == Backend::emulated && n % 3 != 0) continue;  // these are long
-        // Two groups and somebody alone; a sequence that is all prefix; one that ends before it.
+        if (backend == Backend::emulated && n % 3 != 0) continue;  // long runs
+        // Two groups and a single sequence; a sequence that is all prefix; one that ends before it.
         Problem p = sharing(300 * times, 3, {301, 700, 310, 600, 420, 200, 500}, page, head_dim);
         for (int64_t& length : p.seqused_k) length *= times;
         p.seqlen_k = *std::ranges::max_element(p.seqused_k);
@@ -51,7 +51,7 @@ void shared_prefixes(Backend backend, int64_t times) {
         constexpr int64_t kHeads[] = {10, 8, 4, 16, 6, 32, 14};  // boxes of 1 to 16 rows of Q
         p.heads = kHeads[n % 7], p.dtype = n % 4 < 2 ? DType::bf16 : DType::fp16;
         p.seed = n + 1;
-        // The others read shared pages as they read any: now and then.
+        // Other steps read shared pages like any: checked occasionally.
         ran += check_steps(
             "paged_decode", p, backend,
             [](const Step& step, int number) {
@@ -65,7 +65,7 @@ void shared_prefixes(Backend backend, int64_t times) {
   CHECK(ran.of["v17_prefix_tma"] == of_boxes);
 }
 
-// A launch that was captured finds other prefixes, or none.
+// A captured launch is replayed with other prefixes, or none.
 void replay(Backend backend) {
   for (const Step& step : chapter().steps) {
     if (!reads_once(step)) continue;
@@ -113,14 +113,14 @@ TEST_CASE("groups follow from the page table", "[emulated]") {
   p.finish();
   CHECK(num_pages_of(p) == 19 + 44 + 20 + 38 + 27 + 13 + 32 - (2 * 18 + 18 + 12) + 15);
   CHECK(saved_tokens(p) == 16 * (2 * 18 + 18 + 12));
-  // The third one of the second group is shorter than the prefix, and the group shares what it has.
+  // The third sequence of the second group is shorter than the prefix; the group shares its length.
   CHECK(plan_of(p).keys == std::vector<int64_t>{288, 288, 288, 192, 192, 192, 0});
   CHECK(plan_of(p).members == std::vector<int>{0, 1, 2, 3, 4, 5});
-  p.seqlen_q = 30;  // all of them see 170 keys of the short one, and 271 of the first
+  p.seqlen_q = 30;  // 170 keys of the short one, and 271 of the first, are visible to all queries
   CHECK(plan_of(p).keys == std::vector<int64_t>{256, 256, 256, 160, 160, 160, 0});
   p.window_left = 1000;
   CHECK(plan_of(p).keys == std::vector<int64_t>(7));
-  p.window_left = -1, p.own["shared_prefix"] = {100, 3};  // shorter than is worth it
+  p.window_left = -1, p.own["shared_prefix"] = {100, 3};  // shorter than the minimum
   CHECK(plan_of(p).keys == std::vector<int64_t>(7));
 }
 
@@ -136,8 +136,8 @@ TEST_CASE("prefix work tiles cover a prefix once", "[emulated]") {
       const plans::PrefixPlan plan = plan_of(p, tiles);
       REQUIRE(static_cast<int64_t>(plan.work.size()) <= plans::most_prefix_work(p));
       REQUIRE(plan.places <= plans::most_prefix_places(p));
-      // Of each sequence and K/V head: blocks of keys in order, parts in places of their own.
-      std::map<std::pair<int, int>, int> covered;  // first member and head: blocks so far
+      // Per sequence and K/V head: key blocks in order, each part with its own partial result.
+      std::map<std::pair<int, int>, int> covered;  // first member and head: key blocks so far
       std::vector<int> places(static_cast<std::size_t>(plan.places));
       for (const plans::PrefixWork& w : plan.work) {
         int& at = covered[{w.first_member, w.kv_head}];
@@ -155,7 +155,7 @@ TEST_CASE("prefix work tiles cover a prefix once", "[emulated]") {
     }
 }
 
-TEST_CASE("--shared-prefix is parsed or refused in one line", "[emulated]") {
+TEST_CASE("the option --shared-prefix is parsed or refused in one line", "[emulated]") {
   for (const Feature& f : paged_decode().own) {
     if (f.name != "shared_prefix") continue;
     CHECK(f.read("300,3") == std::vector<double>{300, 3});
