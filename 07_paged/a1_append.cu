@@ -30,8 +30,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     append_kernel(const Element* gKNew,  // [B, seqlen_q, Hkv, d]
                   const Element* gVNew,  // [B, seqlen_q, Hkv, d]
                   const float* gCosSin,  // [seqlen_k, 2, d/2], or null
-                  const int* gTable,  // [B, max_pages]: page table
-                  const int* gSeqused,  // [B]: valid keys per sequence, new ones included
+                  const int* gTable,     // [B, max_pages]: page table
+                  const int* gSeqused,   // [B]: valid keys per sequence, new ones included
                   Element* gK,           // [num_pages, page_size, Hkv, d]
                   Element* gV,           // [num_pages, page_size, Hkv, d]
                   Shape shape, unsigned rows, int page_size, int max_pages) {

@@ -36,7 +36,8 @@ using namespace splits;
 Chapter make_chapter() {
   Chapter c{"07_paged", "a paged KV cache: ragged batches, shared prefixes", {}};
   c.commands.push_back(
-      {"--trace", "[FILE] [--svg FILE] [--save FILE]: replays requests on a paged and a contiguous cache",
+      {"--trace",
+       "[FILE] [--svg FILE] [--save FILE]: replays requests on a paged and a contiguous cache",
        paged::trace_command});
   c.commands.push_back({"--cache-size",
                         "[--layers N] [--kv-heads N] [--head-dim N] [--tokens N] ...: bytes of a "
@@ -47,31 +48,32 @@ Chapter make_chapter() {
   c.steps.push_back(one_block("v1_block_table",
                               "one block per query head, keys found through a page table",
                               ATTN_LAUNCH(v1_block_table)));
-  c.steps.push_back(runs("v2_page_table", "chapter 05's stream-K kernel with a page look-up per key",
+  c.steps.push_back(runs("v2_page_table",
+                         "chapter 05's stream-K kernel with a page look-up per key",
                          ATTN_LAUNCH(v2_page_table)));
   c.steps.push_back(runs("v3_prefetched_pages", "one look-up per key, one tile ahead",
                          ATTN_LAUNCH(v3_prefetched_pages)));
   c.steps.push_back(
       planned("v4_ragged_plan", "FlashInfer's plan/run: the host assigns KV chunks to blocks",
               ATTN_LAUNCH(v4_ragged_plan), plans::uniform_plan, plans::uniform_tensors));
-  c.steps.push_back(planned(
-      "v5_balanced_plan", "a plan that balances the cost of all blocks",
-      ATTN_LAUNCH(v5_balanced_plan), plans::balanced_plan, plans::balanced_tensors));
+  c.steps.push_back(planned("v5_balanced_plan", "a plan that balances the cost of all blocks",
+                            ATTN_LAUNCH(v5_balanced_plan), plans::balanced_plan,
+                            plans::balanced_tensors));
   c.steps.push_back(device_planned("v6_device_plan", "a kernel makes the plan, in closed form",
                                    ATTN_LAUNCH(v6_device_plan)));
   c.steps.push_back(prefill("v7_prefill", "prefill on pages: many queries per sequence, ragged",
                             {"seqused", "varlen"}, ATTN_LAUNCH(v7_prefill)));
-  c.steps.push_back(shared("v8_shared_prefix", "cascade: a shared prefix is read once for all sequences",
+  c.steps.push_back(shared("v8_shared_prefix",
+                           "cascade: a shared prefix is read once for all sequences",
                            ATTN_LAUNCH(v8_shared_prefix), plans::mma_prefix_tiles));
   c.steps.push_back(with_trees("v9_tree_mask", "tree attention: a bitmask of seqlen_q x seqlen_q",
                                ATTN_LAUNCH(v9_tree_mask)));
-  c.steps.push_back(with_variants(
-      "v10_variants", "softcap and ALiBi as a functor; attention sinks; RoPE on Q",
-      ATTN_LAUNCH(v10_variants)));
-  c.steps.push_back(
-      mixed("v11_mixed", "prefill tiles and decode work tiles in one launch", ATTN_LAUNCH(v11_mixed)));
-  c.steps.push_back(latent("v12_mla",
-                           "latent attention: one K/V head, V is a part of K",
+  c.steps.push_back(with_variants("v10_variants",
+                                  "softcap and ALiBi as a functor; attention sinks; RoPE on Q",
+                                  ATTN_LAUNCH(v10_variants)));
+  c.steps.push_back(mixed("v11_mixed", "prefill tiles and decode work tiles in one launch",
+                          ATTN_LAUNCH(v11_mixed)));
+  c.steps.push_back(latent("v12_mla", "latent attention: one K/V head, V is a part of K",
                            ATTN_LAUNCH(v12_mla), kMmaRows));
   c.steps.push_back(latent_wgmma("v13_mla_wgmma", "latent attention with wgmma, 64 rows per block",
                                  ATTN_LAUNCH(v13_mla_wgmma)));
@@ -88,8 +90,8 @@ Chapter make_chapter() {
                                   ATTN_LAUNCH(v17_prefix_tma)));
   c.steps.push_back(copies("a1_append", "stores new tokens to their pages, with RoPE on K",
                            paged_append(), "append", ATTN_LAUNCH(a1_append), refuse_append));
-  c.steps.push_back(copies("c1_copy", "copies a list of pages in one launch",
-                           page_copy(), "copy", ATTN_LAUNCH(c1_copy), refuse_all));
+  c.steps.push_back(copies("c1_copy", "copies a list of pages in one launch", page_copy(), "copy",
+                           ATTN_LAUNCH(c1_copy), refuse_all));
   return c;
 }
 

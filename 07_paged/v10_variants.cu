@@ -37,10 +37,10 @@ struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 16;
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
-  static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
-  static constexpr int kLanes = kHeadDim / 8;  // lanes per row, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows per load of a warp
-  static constexpr int kParts = kNumWarps;  // partial results per row
+  static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
+  static constexpr int kLanes = kHeadDim / 8;             // lanes per row, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows per load of a warp
+  static constexpr int kParts = kNumWarps;                // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
   static_assert(kTile == tile_keys(kHeadDim), "plans count other tiles");
@@ -105,8 +105,8 @@ __device__ __forceinline__ void load_tile(Element* sK, Element* sV, const Elemen
 //! [mma]
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
-                                       const uint32_t (&q)[Config::kHeadDim / 16][4],
-                                       const Element* sK) {
+                                        const uint32_t (&q)[Config::kHeadDim / 16][4],
+                                        const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = lane_id / 16 * 8 + lane_id % 8;
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim / 16; ++step)
@@ -121,8 +121,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
 }
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
-                                       const float (&p)[Config::kBlockN / 8][4],
-                                       const Element* sV) {
+                                        const float (&p)[Config::kBlockN / 8][4],
+                                        const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kBlockN / 16; ++k) {
@@ -192,23 +192,23 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 template <class Element, class Config, class Variant>
-__global__ void __launch_bounds__(Config::kThreads) attention_kernel(
-    const Element* gQ,      // [B, Hq, seqlen_q, d]
-    const Element* gK,      // [num_pages, page_size, Hkv, d]
-    const Element* gV,      // [num_pages, page_size, Hkv, d]
-    const int* gTable,  // [B, max_pages]: page table
-    const int* gSeqused,  // [B]: valid keys per sequence
-    const WorkTile* gWork,  // [work tiles] of all blocks
-    const int* gWorkBegin,  // [blocks + 1]: the first work tile of each block
-    const float* gSlopes,  // [Hq]: slopes of ALiBi, or null
-    const float* gSinks,  // [Hq], or null
-    const float* gCosSin,  // [seqlen_k, 2, d/2] for --rotary, or null
-    Element* gO,            // [B, Hq, seqlen_q, d]
-    float* gLse,            // [B, Hq, seqlen_q]
-    float* gOPartial,       // [parts, kRows, d]
-    float* gLsePartial,  // [parts, kRows], in log2 units
-    unsigned* gSemaphore,  // [row blocks]: arrivals; 0 between launches
-    Shape shape, Variant variant, int row_tiles, int page_size, int max_pages) {
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,      // [B, Hq, seqlen_q, d]
+                     const Element* gK,      // [num_pages, page_size, Hkv, d]
+                     const Element* gV,      // [num_pages, page_size, Hkv, d]
+                     const int* gTable,      // [B, max_pages]: page table
+                     const int* gSeqused,    // [B]: valid keys per sequence
+                     const WorkTile* gWork,  // [work tiles] of all blocks
+                     const int* gWorkBegin,  // [blocks + 1]: the first work tile of each block
+                     const float* gSlopes,   // [Hq]: slopes of ALiBi, or null
+                     const float* gSinks,    // [Hq], or null
+                     const float* gCosSin,   // [seqlen_k, 2, d/2] for --rotary, or null
+                     Element* gO,            // [B, Hq, seqlen_q, d]
+                     float* gLse,            // [B, Hq, seqlen_q]
+                     float* gOPartial,       // [parts, kRows, d]
+                     float* gLsePartial,     // [parts, kRows], in log2 units
+                     unsigned* gSemaphore,   // [row blocks]: arrivals; 0 between launches
+                     Shape shape, Variant variant, int row_tiles, int page_size, int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
     const KvRange keys{all.begin + tile * Config::kTile,
-                    min(all.end, all.begin + (tile + count) * Config::kTile)};
+                       min(all.end, all.begin + (tile + count) * Config::kTile)};
     const Pages pages{gTable + int64_t{rows.bh_kv / shape.kv_heads} * max_pages, page_size};
     const int token = shape.kv_heads * kHeadDim;  // elements per token
     const int kv = rows.bh_kv % shape.kv_heads * kHeadDim + lane_id % Config::kLanes * 8;
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     //! [load_q]
     if (gCosSin != nullptr)
       load_rotated_q<Config>(&smem.sQ[0][0], gQ + rows.first * kHeadDim, gCosSin, rows,
-                            seqlen_k - shape.seqlen_q, shape.seqlen_q, swizzled_offset<kHeadDim>);
+                             seqlen_k - shape.seqlen_q, shape.seqlen_q, swizzled_offset<kHeadDim>);
     else
       for (int idx = threadIdx.x; idx < kRows * Config::kLanes; idx += Config::kThreads) {
         const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
     cp_async_wait<kStages - 1>();
-    __syncthreads();  // Q is visible
+    __syncthreads();               // Q is visible
     uint32_t q[kHeadDim / 16][4];  // A fragments of Q K^T
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step)
@@ -303,7 +303,8 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int j = key0 + 8 * n + quad_col + i % 2;
-          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
+          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end
+                        ? -INFINITY
                         : variant(s[n][i], slope_log2[i / 2], diagonal[i / 2] - j);
           max[i / 2] = fmaxf(max[i / 2], s[n][i]);
         }
@@ -347,7 +348,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       const float sum = quad_sum(row_sum[r]);
       if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
     }
-    __syncthreads();  // m, l and O of all warps are visible
+    __syncthreads();                       // m, l and O of all warps are visible
     constexpr int kChunks = kHeadDim / 4;  // chunks per row, of four columns
     for (int idx = threadIdx.x; idx < rows.count * kChunks; idx += Config::kThreads) {
       const int r = idx / kChunks, col = idx % kChunks * 4;
@@ -384,9 +385,9 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
-      merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
-                                 [&](int n) { return int64_t{first_part + n} * kRows + r; },
-                                 sink_log2(r));
+      merge_row<Element, Config>(
+          gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
+          [&](int n) { return int64_t{first_part + n} * kRows + r; }, sink_log2(r));
     if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // reset for the next launch
     //! [arrive]
   }

@@ -59,7 +59,7 @@ struct SharedStorage {
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
   int sSlots[2][Config::kBlockN];  // slots of the keys of this block and the next
-  const int* pages;  // [max_pages] of the sequence; and values needed only in the epilogue:
+  const int* pages;   // [max_pages] of the sequence; and values needed only in the epilogue:
   Sequence sequence;  // here they occupy no registers
   int row0;
   ATTN_MEMBERS(SharedStorage, ticket, sK, sV, sQ, sSlots, pages, sequence, row0)
@@ -106,8 +106,8 @@ __device__ __forceinline__ void load_q_fragments(uint32_t (&a)[Config::kTiles][4
 }
 template <class Element, class Config, int kCount>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const uint32_t (&rQ)[kCount][Config::kTiles][4],
-                                       const char* sQ, const char* sK) {
+                                        const uint32_t (&rQ)[kCount][Config::kTiles][4],
+                                        const char* sQ, const char* sK) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index(), q = q_offset<Config>();
@@ -145,7 +145,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 //! [output]
 template <class Element, class Config, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const char* sV) {
+                                        Probabilities probabilities, const char* sV) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index();
@@ -389,7 +389,7 @@ __device__ __forceinline__ int take_ticket(Tickets* tickets, const int* gCounts,
     const int idx = static_cast<int>(flag_add(&tickets->taken[kind], 1));
     if (idx < gCounts[kind]) return kind == 0 ? idx : gCounts[0] + idx;
   }
-  flag_add(&tickets->on_sm[preference.sm], ~0u);  // decrements
+  flag_add(&tickets->on_sm[preference.sm], ~0u);     // decrements
   if (flag_add(&tickets->gone, 1) == gridDim.x - 1)  // the last block to exit
     tickets->taken[0] = tickets->taken[1] = tickets->gone = 0;
   return -1;
@@ -401,17 +401,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     attention_kernel(const Element* gQ,        // [tokens, Hq, d], or [B, Hq, seqlen_q, d]
                      const Element* gK,        // [num_pages, page_size, Hkv, d]
                      const Element* gV,        // [num_pages, page_size, Hkv, d]
-                     const int* gTable,  // [B, max_pages]: page table
-                     const int* gSeqused,  // [B]: valid keys per sequence
+                     const int* gTable,        // [B, max_pages]: page table
+                     const int* gSeqused,      // [B]: valid keys per sequence
                      const int* cu_seqlens_q,  // [B + 1]: first query of each sequence, or null
-                     const MixedWork* gWork,  // [most]: prefill tiles, then decode work tiles
+                     const MixedWork* gWork,   // [most]: prefill tiles, then decode work tiles
                      // [3]: entries per kind; whether all blocks prefer prefill
                      const int* gCounts,
-                     Tickets* gTickets,  // entries taken so far
-                     Element* gO,              // as gQ
-                     float* gLse,              // [Hq, tokens], or [B, Hq, seqlen_q]
-                     float* gOPartial,  // [parts, 16, d], of decode work tiles
-                     float* gLsePartial,  // [parts, 16], in log2 units
+                     Tickets* gTickets,     // entries taken so far
+                     Element* gO,           // as gQ
+                     float* gLse,           // [Hq, tokens], or [B, Hq, seqlen_q]
+                     float* gOPartial,      // [parts, 16, d], of decode work tiles
+                     float* gLsePartial,    // [parts, 16], in log2 units
                      unsigned* gSemaphore,  // [row blocks]: arrivals
                      Shape shape, int q_stride, int page_size, int max_pages, int kinds) {
   using Decode = DecodeConfig<Config::kHeadDim>;

@@ -29,12 +29,12 @@ using namespace splits;
 struct Config {
   static constexpr int kHeadDim = kLatentDim, kRows = 16;
   static constexpr int kOutDim = kLatentValues;  // the first columns of K are V
-  static constexpr int kBlockN = 16;  // keys per tile of a warp
+  static constexpr int kBlockN = 16;             // keys per tile of a warp
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
-  static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
-  static constexpr int kLanes = kHeadDim / 8;  // 16-byte chunks per row
+  static constexpr int kTile = kNumWarps * kBlockN;     // keys per tile of the block
+  static constexpr int kLanes = kHeadDim / 8;           // 16-byte chunks per row
   static constexpr int kColumns = kOutDim / kNumWarps;  // columns of O per warp
-  static constexpr int kStages = 2;  // pipeline stages
+  static constexpr int kStages = 2;                     // pipeline stages
   static_assert(kHeadDim % 64 == 0 && kBlockN % 4 == 0, "a warp copies whole rows");
   static_assert(kTile == tile_keys(kHeadDim), "plans count other tiles");
 };
@@ -90,7 +90,7 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* gK, int 
 //! [mma]
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
-                                       const Element* sK) {
+                                        const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = lane_id / 16 * 8 + lane_id % 8;
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim / 16; ++step)
@@ -107,8 +107,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4], cons
 }
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kColumns / 8][4],
-                                       SharedStorage<Element, Config>& smem, int stage,
-                                       int warps_with_keys) {
+                                        SharedStorage<Element, Config>& smem, int stage,
+                                        int warps_with_keys) {
   const int lane_id = threadIdx.x % 32, col = threadIdx.x / 32 * Config::kColumns;
 #pragma unroll
   for (int k = 0; k < Config::kNumWarps; ++k) {  // warp k's keys
@@ -176,19 +176,19 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads) attention_kernel(
-    const Element* gQ,      // [B, Hq, seqlen_q, 576]
-    const Element* gK,      // [num_pages, page_size, 576]
-    const int* gTable,  // [B, max_pages]: page table
-    const int* gSeqused,  // [B]: valid keys per sequence
-    const WorkTile* gWork,  // [work tiles] of all teams
-    const int* gWorkBegin,  // [teams + 1]: the first work tile of each team
-    Element* gO,            // [B, Hq, seqlen_q, 512]
-    float* gLse,            // [B, Hq, seqlen_q]
-    float* gOPartial,       // [parts, row_tiles, kRows, 512]
-    float* gLsePartial,  // [parts, row_tiles, kRows], in log2 units
-    unsigned* gSemaphore,  // [row blocks]: arrivals; 0 between launches
-    Shape shape, int row_tiles, int page_size, int max_pages) {
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,      // [B, Hq, seqlen_q, 576]
+                     const Element* gK,      // [num_pages, page_size, 576]
+                     const int* gTable,      // [B, max_pages]: page table
+                     const int* gSeqused,    // [B]: valid keys per sequence
+                     const WorkTile* gWork,  // [work tiles] of all teams
+                     const int* gWorkBegin,  // [teams + 1]: the first work tile of each team
+                     Element* gO,            // [B, Hq, seqlen_q, 512]
+                     float* gLse,            // [B, Hq, seqlen_q]
+                     float* gOPartial,       // [parts, row_tiles, kRows, 512]
+                     float* gLsePartial,     // [parts, row_tiles, kRows], in log2 units
+                     unsigned* gSemaphore,   // [row blocks]: arrivals; 0 between launches
+                     Shape shape, int row_tiles, int page_size, int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   constexpr int kOutDim = Config::kOutDim;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
     const KvRange keys{all.begin + tile * Config::kTile,
-                    min(all.end, all.begin + (tile + count) * Config::kTile)};
+                       min(all.end, all.begin + (tile + count) * Config::kTile)};
     const Pages pages{gTable + int64_t{b} * max_pages, page_size};
     const auto partial_index = [&](int n, int row) {  // index of partial result n
       return (int64_t{first_part + n} * row_tiles + row_tile_id) * kRows + row;
@@ -265,8 +265,9 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int j = key0 + first + 8 * n + quad_col + i % 2;
-          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
-                                                                  : s[n][i] * softmax_scale_log2;
+          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end
+                        ? -INFINITY
+                        : s[n][i] * softmax_scale_log2;
           max[i / 2] = fmaxf(max[i / 2], s[n][i]);
         }
 #pragma unroll

@@ -32,11 +32,11 @@ using namespace splits;
 struct Config {
   static constexpr int kHeadDim = kLatentDim, kRows = kWgmmaRows;
   static constexpr int kOutDim = kLatentValues;                   // the first columns of K are V
-  static constexpr int kBlockN = 64, kTile = kBlockN;  // keys per tile
+  static constexpr int kBlockN = 64, kTile = kBlockN;             // keys per tile
   static constexpr int kNumWarps = 8, kThreads = 32 * kNumWarps;  // two warpgroups
-  static constexpr int kLanes = kHeadDim / 8;  // 16-byte chunks per row
-  static constexpr int kColumns = kOutDim / 2;  // columns of O per warpgroup
-  static constexpr int kStages = 2;  // pipeline stages
+  static constexpr int kLanes = kHeadDim / 8;                     // 16-byte chunks per row
+  static constexpr int kColumns = kOutDim / 2;                    // columns of O per warpgroup
+  static constexpr int kStages = 2;                               // pipeline stages
   static_assert(kTile == tile_keys(kHeadDim), "plans count other tiles");
 };
 
@@ -49,7 +49,7 @@ struct SharedStorage {
   alignas(1024) Element sQ[Config::kRows * Config::kHeadDim];
   alignas(1024) Element sP[Config::kRows * Config::kBlockN];
   float sRescale[Config::kRows];  // rescale factor of O before P V of a tile
-  float sMax[Config::kRows];  // in log2 units
+  float sMax[Config::kRows];      // in log2 units
   float sSum[Config::kRows];
   bool last;  // this block reduces the parts of the row block
   ATTN_MEMBERS(SharedStorage, sK, sQ, sP, sRescale, sMax, sSum, last)
@@ -98,12 +98,12 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* gK, int 
 //! [mma]
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
-                                       const Element* sK) {
+                                        const Element* sK) {
   const SmemDescriptor q = smem_descriptor(sQ), k = smem_descriptor(sK);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim / 16; ++step) {  // 64 columns per panel
-    const int idx = step / 4 * 64 * 128 + step % 4 * 32;  // in bytes
+    const int idx = step / 4 * 64 * 128 + step % 4 * 32;      // in bytes
     wgmma<Element, false>(s, q + idx, k + idx, step > 0);
   }
   wgmma_commit();
@@ -111,7 +111,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4], cons
 }
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kColumns / 8][4], const Element* sP,
-                                       const Element* sV) {
+                                        const Element* sV) {
   const SmemDescriptor p = smem_descriptor(sP), v = smem_descriptor(sV, 64 * 128);
   wgmma_fence();
 #pragma unroll
@@ -171,19 +171,19 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads) attention_kernel(
-    const Element* gQ,      // [B, Hq, seqlen_q, 576]
-    const Element* gK,      // [num_pages, page_size, 576]
-    const int* gTable,  // [B, max_pages]: page table
-    const int* gSeqused,  // [B]: valid keys per sequence
-    const WorkTile* gWork,  // [work tiles] of all teams
-    const int* gWorkBegin,  // [teams + 1]: the first work tile of each team
-    Element* gO,            // [B, Hq, seqlen_q, 512]
-    float* gLse,            // [B, Hq, seqlen_q]
-    float* gOPartial,       // [parts, row_tiles, kRows, 512]
-    float* gLsePartial,  // [parts, row_tiles, kRows], in log2 units
-    unsigned* gSemaphore,  // [row blocks]: arrivals; 0 between launches
-    Shape shape, int row_tiles, int page_size, int max_pages) {
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,      // [B, Hq, seqlen_q, 576]
+                     const Element* gK,      // [num_pages, page_size, 576]
+                     const int* gTable,      // [B, max_pages]: page table
+                     const int* gSeqused,    // [B]: valid keys per sequence
+                     const WorkTile* gWork,  // [work tiles] of all teams
+                     const int* gWorkBegin,  // [teams + 1]: the first work tile of each team
+                     Element* gO,            // [B, Hq, seqlen_q, 512]
+                     float* gLse,            // [B, Hq, seqlen_q]
+                     float* gOPartial,       // [parts, row_tiles, kRows, 512]
+                     float* gLsePartial,     // [parts, row_tiles, kRows], in log2 units
+                     unsigned* gSemaphore,   // [row blocks]: arrivals; 0 between launches
+                     Shape shape, int row_tiles, int page_size, int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   constexpr int kOutDim = Config::kOutDim;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
     const KvRange keys{all.begin + tile * Config::kTile,
-                    min(all.end, all.begin + (tile + count) * Config::kTile)};
+                       min(all.end, all.begin + (tile + count) * Config::kTile)};
     const Pages pages{gTable + int64_t{b} * max_pages, page_size};
     const auto partial_index = [&](int n, int row) {  // index of partial result n
       return (int64_t{first_part + n} * row_tiles + row_tile_id) * kRows + row;

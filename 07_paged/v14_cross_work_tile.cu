@@ -30,10 +30,10 @@ struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 16;
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
-  static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
-  static constexpr int kLanes = kHeadDim / 8;  // lanes per row, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows per load of a warp
-  static constexpr int kParts = kNumWarps;  // partial results per row
+  static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
+  static constexpr int kLanes = kHeadDim / 8;             // lanes per row, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows per load of a warp
+  static constexpr int kParts = kNumWarps;                // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr bool kQStays = kHeadDim <= 128;  // in registers; for lack of them not at d=256
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
@@ -48,7 +48,7 @@ struct SharedStorage {
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
   int sStage[Config::kParts];  // offset of a warp's part of O
-  bool last;  // this block reduces the parts of the row block
+  bool last;                   // this block reduces the parts of the row block
   ATTN_MEMBERS(SharedStorage, sKV, sQ, sMax, sSum, sStage, last)
 };
 // A warp's part of O [kRows, d] in fp32 has the size of a stage. Swizzle of chunks of eight floats:
@@ -136,8 +136,8 @@ __device__ __forceinline__ void load_tile(Element* sK, Element* sV, const Elemen
 //! [mma]
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
-                                       const uint32_t (&q)[Config::kHeadDim / 16][4],
-                                       const Element* sK) {
+                                        const uint32_t (&q)[Config::kHeadDim / 16][4],
+                                        const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = lane_id / 16 * 8 + lane_id % 8;
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim / 16; ++step)
@@ -152,8 +152,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
 }
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
-                                       const float (&p)[Config::kBlockN / 8][4],
-                                       const Element* sV) {
+                                        const float (&p)[Config::kBlockN / 8][4],
+                                        const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kBlockN / 16; ++k) {
@@ -223,20 +223,20 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
-    const Element* gQ,      // [B, Hq, seqlen_q, d]
-    const Element* gK,      // [num_pages, page_size, Hkv, d]
-    const Element* gV,      // [num_pages, page_size, Hkv, d]
-    const int* gTable,  // [B, max_pages]: page table
-    const int* gSeqused,  // [B]: valid keys per sequence
-    const WorkTile* gWork,  // [work tiles] of all blocks
-    const int* gWorkBegin,  // [blocks + 1]: the first work tile of each block
-    Element* gO,            // [B, Hq, seqlen_q, d]
-    float* gLse,            // [B, Hq, seqlen_q]
-    float* gOPartial,       // [parts, kRows, d]
-    float* gLsePartial,  // [parts, kRows], in log2 units
-    unsigned* gSemaphore,  // [row blocks]: arrivals; 0 between launches
-    Shape shape, int row_tiles, int page_size, int max_pages) {
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    attention_kernel(const Element* gQ,      // [B, Hq, seqlen_q, d]
+                     const Element* gK,      // [num_pages, page_size, Hkv, d]
+                     const Element* gV,      // [num_pages, page_size, Hkv, d]
+                     const int* gTable,      // [B, max_pages]: page table
+                     const int* gSeqused,    // [B]: valid keys per sequence
+                     const WorkTile* gWork,  // [work tiles] of all blocks
+                     const int* gWorkBegin,  // [blocks + 1]: the first work tile of each block
+                     Element* gO,            // [B, Hq, seqlen_q, d]
+                     float* gLse,            // [B, Hq, seqlen_q]
+                     float* gOPartial,       // [parts, kRows, d]
+                     float* gLsePartial,     // [parts, kRows], in log2 units
+                     unsigned* gSemaphore,   // [row blocks]: arrivals; 0 between launches
+                     Shape shape, int row_tiles, int page_size, int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   constexpr int kStages = Config::kStages, kStep = Config::kTile;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
@@ -326,8 +326,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     const int query = rows.row0 + quad_row;
-    const KvRange kv_range[2] = {keys_of_query(shape, piece.seqlen_k, query % shape.seqlen_q),
-                          keys_of_query(shape, piece.seqlen_k, (query + 8) % shape.seqlen_q)};
+    const KvRange kv_range[2] = {
+        keys_of_query(shape, piece.seqlen_k, query % shape.seqlen_q),
+        keys_of_query(shape, piece.seqlen_k, (query + 8) % shape.seqlen_q)};
     uint32_t q[kHeadDim / 16][4];  // A fragments of Q K^T
     const auto read_q = [&] {
 #pragma unroll
@@ -356,8 +357,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int j = key0 + 8 * n + quad_col + i % 2;
-          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
-                                                                  : s[n][i] * softmax_scale_log2;
+          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end
+                        ? -INFINITY
+                        : s[n][i] * softmax_scale_log2;
           max[i / 2] = fmaxf(max[i / 2], s[n][i]);
         }
       float rescale[2];

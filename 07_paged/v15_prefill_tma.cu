@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      Element* __restrict__ gO,  // [B, Hq, seqlen_q, d] or [tokens, Hq, d]
                      float* __restrict__ gLse,  // [B, Hq, seqlen_q] or [Hq, tokens]
                      const int* __restrict__ gCuSeqlensQ,  // [B + 1]; null if not ragged
-                     const int* __restrict__ gSeqused,  // [B]: valid keys per sequence
+                     const int* __restrict__ gSeqused,     // [B]: valid keys per sequence
                      Pages pages, Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();

@@ -50,7 +50,7 @@ struct Config {
   static constexpr int kBlockN = 64, kTile = kBlockN;  // keys per tile
   static constexpr int kConsumers = 2 * kWarpgroup, kThreads = kConsumers + kWarpgroup;
   static constexpr int kNumWarps = kConsumers / kWarp;  // consumer threads
-  static constexpr int kColumns = kOutDim / 2;  // columns of O per warpgroup
+  static constexpr int kColumns = kOutDim / 2;          // columns of O per warpgroup
   // Panels of 64 columns per half: the left one has V's first four; the right one V's last four and
   // the RoPE part, which is not part of V. And the first panel of a half.
   __host__ __device__ static constexpr int panels(int half) { return half == kLeft ? 4 : 5; }
@@ -208,7 +208,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
   };
 
   for (int idx = pieces.begin(); idx < pieces.end(); ++idx, q.advance()) {
-    float o[Config::kColumns / 8][4] = {};                   // unnormalised
+    float o[Config::kColumns / 8][4] = {};  // unnormalised
     // max in log2 units, common to both sides; sum over this side's tiles
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     float s[kBlockN / 8][4];
@@ -234,7 +234,8 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
       wgmma_commit();
     };
     const auto own_product = [&](int stage) {
-      issue_o<kSide, Element, Config>(o, smem.sK[stage], [&](int n) -> auto& { return p[n]; });
+      issue_o<kSide, Element, Config>(
+          o, smem.sK[stage], [&](int n) -> auto& { return p[n]; });
     };
     const auto other_product = [&](int stage) {
       const SmemDescriptor other = smem_descriptor(smem.sP);
@@ -247,7 +248,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
     // the right side waits for S, and only inside the branch: after the first tiles a maximum
     // rarely grows by 8.
     //! [follow]
-    const auto follow = [&](const float (&max)[2], auto await) {
+    const auto follow = [&](const float(&max)[2], auto await) {
       if (!__any_sync(~0u, max[0] > row_max[0] || max[1] > row_max[1])) return;
       await();
       const float rescale[2] = {exp2f(row_max[0] - max[0]), exp2f(row_max[1] - max[1])};
@@ -422,10 +423,10 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
 template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     attention_kernel(const __grid_constant__ Maps maps, Pages pages, Pieces<Config> pieces,
-                     Element* gO,           // [B, Hq, seqlen_q, 512]
-                     float* gLse,           // [B, Hq, seqlen_q]
-                     float* gOPartial,      // [parts, row_tiles, kRows, 512]
-                     float* gLsePartial,  // [parts, row_tiles, kRows], in log2 units
+                     Element* gO,             // [B, Hq, seqlen_q, 512]
+                     float* gLse,             // [B, Hq, seqlen_q]
+                     float* gOPartial,        // [parts, row_tiles, kRows, 512]
+                     float* gLsePartial,      // [parts, row_tiles, kRows], in log2 units
                      unsigned* gSemaphore) {  // [row blocks]: arrivals; 0 between launches
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   // Broadcast from lane 0, so that the compiler knows it is warp-uniform.

@@ -294,11 +294,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     attention_kernel(const __grid_constant__ TensorMap mapQ,  // [d / 64, B Hq seqlen_q, 64]
                      const __grid_constant__ TensorMap mapK,  // pool, [Hkv d / 64, tokens, 64]
                      const __grid_constant__ TensorMap mapV,  // as K
-                     float* __restrict__ gOPartial,  // [partial results, d]
-                     float* __restrict__ gLsePartial,  // [partial results], in log2 units
+                     float* __restrict__ gOPartial,           // [partial results, d]
+                     float* __restrict__ gLsePartial,         // [partial results], in log2 units
                      // [B]: sequences, the members of each group contiguous
-                     const int* __restrict__ gMembers,
-                     int q_box_rows, Pages pages, Shape shape, TileScheduler scheduler) {
+                     const int* __restrict__ gMembers, int q_box_rows, Pages pages, Shape shape,
+                     TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   // Broadcast from lane 0, so that the compiler knows it is warp-uniform. Then tile addresses stay

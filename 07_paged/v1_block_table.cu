@@ -24,8 +24,8 @@ struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 1;
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
-  static constexpr int kLanes = kHeadDim / 8;  // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;  // keys per load of a warp
+  static constexpr int kLanes = kHeadDim / 8;           // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;      // keys per load of a warp
   static constexpr int kKeys = kBlockN / kRowsPerLoad;  // keys per lane and tile
   // groups of lanes with their own (m, l) state
   static constexpr int kParts = kNumWarps * kRowsPerLoad;
@@ -74,7 +74,7 @@ __device__ __forceinline__ void load_tile(uint4 (&tile)[Config::kKeys], const El
 // Scores of one row with this lane's keys, in log2 units, reduced over the lanes of a key.
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kKeys], const float (&q)[8],
-                                       const uint4 (&k)[Config::kKeys]) {
+                                        const uint4 (&k)[Config::kKeys]) {
 #pragma unroll
   for (int n = 0; n < Config::kKeys; ++n) {
     s[n] = dot<Element>(q, k[n]);
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
                      const Element* gK,    // [num_pages, page_size, Hkv, d]
                      const Element* gV,    // [num_pages, page_size, Hkv, d]
-                     const int* gTable,  // [B, max_pages]: page table
+                     const int* gTable,    // [B, max_pages]: page table
                      const int* gSeqused,  // [B]: valid keys per sequence
                      Element* gO,          // [B, Hq, seqlen_q, d]
                      float* gLse,          // [B, Hq, seqlen_q]
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int kv = rows.bh_kv % shape.kv_heads * kHeadDim + chunk;
 
   // (1) Load Q, which stays in registers.
-  float q[kRows][8], o[kRows][8] = {};  // O is unnormalised
+  float q[kRows][8], o[kRows][8] = {};        // O is unnormalised
   float row_max[kRows], row_sum[kRows] = {};  // max in log2 units; sum over this lane's keys
   KvRange kv_range[kRows];
 #pragma unroll

@@ -32,10 +32,10 @@ struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 16;
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
-  static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
-  static constexpr int kLanes = kHeadDim / 8;  // lanes per row, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows per load of a warp
-  static constexpr int kParts = kNumWarps;  // partial results per row
+  static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
+  static constexpr int kLanes = kHeadDim / 8;             // lanes per row, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows per load of a warp
+  static constexpr int kParts = kNumWarps;                // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
   static_assert(kTile == tile_keys(kHeadDim), "plans count other tiles");
@@ -100,8 +100,8 @@ __device__ __forceinline__ void load_tile(Element* sK, Element* sV, const Elemen
 //! [mma]
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
-                                       const uint32_t (&q)[Config::kHeadDim / 16][4],
-                                       const Element* sK) {
+                                        const uint32_t (&q)[Config::kHeadDim / 16][4],
+                                        const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = lane_id / 16 * 8 + lane_id % 8;
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim / 16; ++step)
@@ -116,8 +116,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
 }
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
-                                       const float (&p)[Config::kBlockN / 8][4],
-                                       const Element* sV) {
+                                        const float (&p)[Config::kBlockN / 8][4],
+                                        const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kBlockN / 16; ++k) {
@@ -196,11 +196,11 @@ constexpr int kPlanThreads = 1024, kLanes = 4;
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads)
     plan_kernel(const int* gSeqused,  // [B]: valid keys per sequence
-                WorkTile* gWork,  // [blocks + row blocks]: work tiles of all blocks
-                int* gWorkRange,  // [blocks, 2]: first work tile and end of each block
+                WorkTile* gWork,      // [blocks + row blocks]: work tiles of all blocks
+                int* gWorkRange,      // [blocks, 2]: first work tile and end of each block
                 Shape shape, int batch, int heads, int tile_keys, int blocks, int together) {
   auto& sCost = dynamic_shared<int[32]>();  // per warp
-  int* const sStart = sCost + 32;  // [B]: start of each sequence on the strip
+  int* const sStart = sCost + 32;           // [B]: start of each sequence on the strip
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const auto cost_of = [&](int b) { return kPieceTiles + tiles_of(shape, gSeqused[b], tile_keys); };
   int total = 0;
@@ -241,20 +241,20 @@ __global__ void __launch_bounds__(kThreads)
 //! [plan]
 
 template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads) attention_kernel(
-    const Element* gQ,      // [B, Hq, seqlen_q, d]
-    const Element* gK,      // [num_pages, page_size, Hkv, d]
-    const Element* gV,      // [num_pages, page_size, Hkv, d]
-    const int* gTable,  // [B, max_pages]: page table
-    const int* gSeqused,  // [B]: valid keys per sequence
-    const WorkTile* gWork,  // work tiles of all blocks
-    const int* gWorkRange,  // [blocks, 2]: first work tile and end of each block
-    Element* gO,            // [B, Hq, seqlen_q, d]
-    float* gLse,            // [B, Hq, seqlen_q]
-    float* gOPartial,       // [parts, kRows, d]
-    float* gLsePartial,  // [parts, kRows], in log2 units
-    unsigned* gSemaphore,  // [row blocks]: arrivals; 0 between launches
-    Shape shape, int row_tiles, int page_size, int max_pages) {
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,      // [B, Hq, seqlen_q, d]
+                     const Element* gK,      // [num_pages, page_size, Hkv, d]
+                     const Element* gV,      // [num_pages, page_size, Hkv, d]
+                     const int* gTable,      // [B, max_pages]: page table
+                     const int* gSeqused,    // [B]: valid keys per sequence
+                     const WorkTile* gWork,  // work tiles of all blocks
+                     const int* gWorkRange,  // [blocks, 2]: first work tile and end of each block
+                     Element* gO,            // [B, Hq, seqlen_q, d]
+                     float* gLse,            // [B, Hq, seqlen_q]
+                     float* gOPartial,       // [parts, kRows, d]
+                     float* gLsePartial,     // [parts, kRows], in log2 units
+                     unsigned* gSemaphore,   // [row blocks]: arrivals; 0 between launches
+                     Shape shape, int row_tiles, int page_size, int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
     const KvRange keys{all.begin + tile * Config::kTile,
-                    min(all.end, all.begin + (tile + count) * Config::kTile)};
+                       min(all.end, all.begin + (tile + count) * Config::kTile)};
     const Pages pages{gTable + int64_t{rows.bh_kv / shape.kv_heads} * max_pages, page_size};
     const int token = shape.kv_heads * kHeadDim;  // elements per token
     const int kv = rows.bh_kv % shape.kv_heads * kHeadDim + lane_id % Config::kLanes * 8;
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
     cp_async_wait<kStages - 1>();
-    __syncthreads();  // Q is visible
+    __syncthreads();               // Q is visible
     uint32_t q[kHeadDim / 16][4];  // A fragments of Q K^T
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step)
@@ -332,8 +332,9 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int j = key0 + 8 * n + quad_col + i % 2;
-          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
-                                                                  : s[n][i] * softmax_scale_log2;
+          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end
+                        ? -INFINITY
+                        : s[n][i] * softmax_scale_log2;
           max[i / 2] = fmaxf(max[i / 2], s[n][i]);
         }
       float rescale[2];
@@ -376,7 +377,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       const float sum = quad_sum(row_sum[r]);
       if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
     }
-    __syncthreads();  // m, l and O of all warps are visible
+    __syncthreads();                       // m, l and O of all warps are visible
     constexpr int kChunks = kHeadDim / 4;  // chunks per row, of four columns
     for (int idx = threadIdx.x; idx < rows.count * kChunks; idx += Config::kThreads) {
       const int r = idx / kChunks, col = idx % kChunks * 4;
@@ -424,13 +425,12 @@ Status plan(const Arguments& args) {
   const Problem& p = args.problem;
   const int together = in_step(p, planned_blocks(p));
   args.phase("plan");
-  return launch_kernel(plan_kernel<kPlanThreads>, dim3(1), dim3(kPlanThreads),
-                       static_cast<std::size_t>(32 + p.batch) * sizeof(int), args.stream,
-                       args.in<int>("seqused_k"), args.out<WorkTile>("work"),
-                       args.out<int>("work_range"), shape_of(p), static_cast<int>(p.batch),
-                       static_cast<int>(row_blocks(p, kMmaRows) / p.batch / together),
-                       tile_keys(p.head_dim), static_cast<int>(planned_blocks(p) / together),
-                       together);
+  return launch_kernel(
+      plan_kernel<kPlanThreads>, dim3(1), dim3(kPlanThreads),
+      static_cast<std::size_t>(32 + p.batch) * sizeof(int), args.stream, args.in<int>("seqused_k"),
+      args.out<WorkTile>("work"), args.out<int>("work_range"), shape_of(p),
+      static_cast<int>(p.batch), static_cast<int>(row_blocks(p, kMmaRows) / p.batch / together),
+      tile_keys(p.head_dim), static_cast<int>(planned_blocks(p) / together), together);
 }
 
 template <class Element, class Config>

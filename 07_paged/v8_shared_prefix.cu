@@ -52,7 +52,7 @@ struct SharedStorage {
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
   int sSlots[2][Config::kBlockN];  // slots of the keys of this block and the next
   const int* pages;  // [max_pages] of a sequence; and the work tile, needed only in the epilogue:
-  PrefixWork work;  // here it occupies no registers
+  PrefixWork work;   // here it occupies no registers
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sSlots, pages, work)
 };
 
@@ -97,8 +97,8 @@ __device__ __forceinline__ void load_q_fragments(uint32_t (&a)[Config::kTiles][4
 }
 template <class Element, class Config, int kCount>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const uint32_t (&rQ)[kCount][Config::kTiles][4],
-                                       const char* sQ, const char* sK) {
+                                        const uint32_t (&rQ)[kCount][Config::kTiles][4],
+                                        const char* sQ, const char* sK) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index(), q = q_offset<Config>();
@@ -136,7 +136,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 //! [output]
 template <class Element, class Config, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const char* sV) {
+                                        Probabilities probabilities, const char* sV) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index();
@@ -170,11 +170,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     attention_kernel(const Element* gQ,        // [B, Hq, seqlen_q, d]
                      const Element* gK,        // [num_pages, page_size, Hkv, d]
                      const Element* gV,        // [num_pages, page_size, Hkv, d]
-                     const int* gTable,  // [B, max_pages]: page table
+                     const int* gTable,        // [B, max_pages]: page table
                      const PrefixWork* gWork,  // [blocks]: the work tile of each block
                      const int* gMembers,  // [B]: sequences, the members of each group contiguous
-                     float* gOPartial,  // [partial results, d]
-                     float* gLsePartial,  // [partial results], in log2 units
+                     float* gOPartial,     // [partial results, d]
+                     float* gLsePartial,   // [partial results], in log2 units
                      Shape shape, int page_size, int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kTiles = Config::kTiles, kWarpRows = Config::kWarpRows;
@@ -334,8 +334,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 //! [merge]
 template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-    merge_kernel(const int* gPrefixOf,  // [B, 4]: parts, first partial result, first row, rows
-                 const float* gOPartial,  // [partial results, d]
+    merge_kernel(const int* gPrefixOf,      // [B, 4]: parts, first partial result, first row, rows
+                 const float* gOPartial,    // [partial results, d]
                  const float* gLsePartial,  // [partial results], in log2 units
                  Element* gO,               // [B, Hq, seqlen_q, d]
                  float* gLse,               // [B, Hq, seqlen_q]

@@ -47,7 +47,7 @@ struct SharedStorage {
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
   int sSlots[2][Config::kBlockN];  // slots of the keys of this block and the next
   const int* pages;  // [max_pages] of the sequence; and values needed only in the epilogue:
-  const int* tree;  // [seqlen_q, words]; here it occupies no registers
+  const int* tree;   // [seqlen_q, words]; here it occupies no registers
   Sequence sequence;
   int row0;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sSlots, pages, tree, sequence, row0)
@@ -94,8 +94,8 @@ __device__ __forceinline__ void load_q_fragments(uint32_t (&a)[Config::kTiles][4
 }
 template <class Element, class Config, int kCount>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const uint32_t (&rQ)[kCount][Config::kTiles][4],
-                                       const char* sQ, const char* sK) {
+                                        const uint32_t (&rQ)[kCount][Config::kTiles][4],
+                                        const char* sQ, const char* sK) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index(), q = q_offset<Config>();
@@ -133,7 +133,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 //! [output]
 template <class Element, class Config, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const char* sV) {
+                                        Probabilities probabilities, const char* sV) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index();
@@ -202,13 +202,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     attention_kernel(const Element* gQ,        // [tokens, Hq, d], or [B, Hq, seqlen_q, d]
                      const Element* gK,        // [num_pages, page_size, Hkv, d]
                      const Element* gV,        // [num_pages, page_size, Hkv, d]
-                     const int* gTable,  // [B, max_pages]: page table
-                     const int* gSeqused,  // [B]: valid keys per sequence
+                     const int* gTable,        // [B, max_pages]: page table
+                     const int* gSeqused,      // [B]: valid keys per sequence
                      const int* cu_seqlens_q,  // [B + 1]: first query of each sequence, or null
                      // [tokens, words]: per query, its visible tree tokens; or null
                      const int* gTree,
-                     Element* gO,       // as gQ
-                     float* gLse,       // [Hq, tokens], or [B, Hq, seqlen_q]
+                     Element* gO,  // as gQ
+                     float* gLse,  // [Hq, tokens], or [B, Hq, seqlen_q]
                      Shape shape, int q_stride, int page_size, int max_pages, int words,
                      int num_m_blocks, int num_heads, int section) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;

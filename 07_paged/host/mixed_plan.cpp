@@ -80,8 +80,8 @@ MixedPlan mixed_plan(const Problem& p, const std::vector<int64_t>& lengths_q,
   int64_t total = 0;
   for (std::size_t b = 0; b < tiles.size(); ++b) {
     if (!decodes(b)) continue;
-    tiles[b] =
-        ::emulated::flash_decoding::tiles_of(shape(b), static_cast<int>(lengths_k[b]), kMixedTileKeys);
+    tiles[b] = ::emulated::flash_decoding::tiles_of(shape(b), static_cast<int>(lengths_k[b]),
+                                                    kMixedTileKeys);
     total += tiles[b] * p.kv_heads * row_tiles(p, lengths_q[b]);
   }
   const int64_t pieces = kPiecesPerSm * sms,
@@ -92,8 +92,8 @@ MixedPlan mixed_plan(const Problem& p, const std::vector<int64_t>& lengths_q,
       const int64_t rows = prefill_rows(p.head_dim), queries = lengths_q[b];
       for (int64_t row0 = 0; row0 < queries; row0 += rows) {
         const int64_t last = std::min(row0 + rows, queries) - 1;
-        const auto seen = ::emulated::flash_decoding::keys_of_query(shape(b), static_cast<int>(lengths_k[b]),
-                                                           static_cast<int>(last));
+        const auto seen = ::emulated::flash_decoding::keys_of_query(
+            shape(b), static_cast<int>(lengths_k[b]), static_cast<int>(last));
         for (int head = 0; head < p.heads; ++head)
           plan.prefill.push_back({sequence, head, static_cast<int>(row0), 0, 0,
                                   std::max(0, seen.end - seen.begin), 0, 1, 0});

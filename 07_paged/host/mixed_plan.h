@@ -15,8 +15,8 @@ constexpr int64_t kPiecesPerSm = 4;
 
 struct MixedPlan {
   std::vector<MixedWork> prefill, decode;  // each longest first
-  int parts = 0, row_blocks = 0;  // of decoding sequences
-  bool prefill_first = false;  // all blocks prefer prefill; otherwise half of them
+  int parts = 0, row_blocks = 0;           // of decoding sequences
+  bool prefill_first = false;              // all blocks prefer prefill; otherwise half of them
 };
 // Whether it is faster if all blocks prefer prefill, for work in longest-first order and two blocks
 // per SM. If half of them prefer prefill, tensor cores and memory are busy at the same time; but a

@@ -43,7 +43,8 @@ void PagePool::share(int page) {
   ++owners_[static_cast<std::size_t>(page)];
 }
 void PagePool::release(int page) {
-  if (owners(page) == 0) throw std::logic_error("release: no owner of page " + std::to_string(page));
+  if (owners(page) == 0)
+    throw std::logic_error("release: no owner of page " + std::to_string(page));
   if (--owners_[static_cast<std::size_t>(page)] == 0) link(page);
 }
 bool PagePool::revive(int page) {

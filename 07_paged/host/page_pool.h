@@ -21,10 +21,10 @@ class PagePool {
  public:
   explicit PagePool(int num_pages);
 
-  int take();  // takes a free page, with one owner. Throws OutOfPages
-  void share(int page);  // increments the count of a page that has an owner
+  int take();              // takes a free page, with one owner. Throws OutOfPages
+  void share(int page);    // increments the count of a page that has an owner
   void release(int page);  // decrements it
-  bool revive(int page);  // takes this page, with its contents, if it is free; else returns false
+  bool revive(int page);   // takes this page, with its contents, if it is free; else returns false
 
   int owners(int page) const { return owners_.at(static_cast<std::size_t>(page)); }
   int free_pages() const { return free_; }

@@ -24,7 +24,7 @@ using namespace splits;
 
 constexpr int64_t kLargestPage = 4096;               // tokens
 constexpr int64_t kNoPage = (int64_t{1} << 31) - 1;  // unused entry of the page table
-constexpr int64_t kSparePages = 3;  // unallocated pages, at least
+constexpr int64_t kSparePages = 3;                   // unallocated pages, at least
 constexpr int64_t kLongest = 1 << 30;
 
 int64_t own(const Problem& p, const char* name, int64_t otherwise) {

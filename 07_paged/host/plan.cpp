@@ -23,7 +23,8 @@ std::vector<int> tiles_of_all(const Problem& p, const std::vector<int64_t>& leng
   const Shape shape = shape_of(p);
   std::vector<int> tiles;
   for (const int64_t n : lengths)
-    tiles.push_back(::emulated::flash_decoding::tiles_of(shape, static_cast<int>(n), tile_keys(p.head_dim)));
+    tiles.push_back(
+        ::emulated::flash_decoding::tiles_of(shape, static_cast<int>(n), tile_keys(p.head_dim)));
   return tiles;
 }
 

@@ -13,8 +13,8 @@ namespace attn::plans {
 struct Plan {
   std::vector<WorkTile> work;
   std::vector<int> begin;  // [blocks + 1]: block n has work[begin[n]] to work[begin[n + 1] - 1]
-  int parts = 0;  // partial results, of split row blocks
-  int budget = 0;  // largest cost of a block: tiles, plus kPieceTiles per work tile
+  int parts = 0;           // partial results, of split row blocks
+  int budget = 0;          // largest cost of a block: tiles, plus kPieceTiles per work tile
 };
 
 // One work tile per block. All sequences are cut into chunks of one length, the smallest that gives

@@ -42,10 +42,12 @@ static Reason refuse_runs(const Problem& p) {
 }
 
 static const char* const kSupport = "any page size; causal, windows, GQA";
-static const Limits kDecodeLimits{.dtypes = k16Bits, .head_dims = {64, 128, 256},
-                                  .most_queries = 16, .most_keys = (1 << 30) - 1};
-static const Limits kPrefillLimits{.dtypes = k16Bits, .head_dims = {64, 128, 256},
-                                   .most_keys = (1 << 30) - 1, .least_scale = kLeastScale};
+static const Limits kDecodeLimits{
+    .dtypes = k16Bits, .head_dims = {64, 128, 256}, .most_queries = 16, .most_keys = (1 << 30) - 1};
+static const Limits kPrefillLimits{.dtypes = k16Bits,
+                                   .head_dims = {64, 128, 256},
+                                   .most_keys = (1 << 30) - 1,
+                                   .least_scale = kLeastScale};
 
 Step one_block(std::string name, std::string idea, Launch launch) {
   return {.name = std::move(name),
@@ -330,7 +332,9 @@ Step latent(std::string name, std::string idea, Launch launch, int64_t rows) {
           .operation = &paged_mla(),
           .idea = std::move(idea),
           .support = "512 of them V; one K/V head; any page size; causal, windows",
-          .limits = {.dtypes = k16Bits, .head_dims = {kLatentDim}, .most_queries = 16,
+          .limits = {.dtypes = k16Bits,
+                     .head_dims = {kLatentDim},
+                     .most_queries = 16,
                      .most_keys = (1 << 30) - 1},
           .refuses = refuse_latent,
           .workspaces =

@@ -27,9 +27,9 @@ namespace {
 
 constexpr const char* kHeader = "arrival,prompt,output,samples,beams,system,system_tokens";
 constexpr int64_t kCapacity = 1 << 16;  // tokens: 8 GiB of a model with 128 KiB a token
-constexpr int kSampleEvery = 16;  // steps between two samples of memory use
-constexpr int kReserve = 32;  // one page of this many stays free when a request starts
-constexpr int64_t kBeamSteps = 4;  // a beam forks from another one every so many steps
+constexpr int kSampleEvery = 16;        // steps between two samples of memory use
+constexpr int kReserve = 32;            // one page of this many stays free when a request starts
+constexpr int64_t kBeamSteps = 4;       // a beam forks from another one every so many steps
 // offset of the ids of system-prompt tokens
 constexpr int64_t kMaxPrompts = (int64_t{1} << 31) / kLongest;
 constexpr int64_t kLastArrival = int64_t{1} << 53;  // limit, so that no count of steps overflows
@@ -135,7 +135,7 @@ namespace {
 // A running request.
 struct Running {
   const Request* request;
-  int64_t number;  // index of the request in the trace
+  int64_t number;                        // index of the request in the trace
   std::vector<Sequence> sequences = {};  // samples or beams; without pages in a contiguous cache
   RadixTree::Node* node = nullptr;       // locked
   int64_t generated = 0;
@@ -334,7 +334,7 @@ class Server {
   std::vector<int> seen_;  // stored tokens per page
   const int64_t capacity_;
   std::map<int64_t, int64_t> systems_;  // system prompts, by their ids in the trace
-  int64_t in_use_ = 0;  // tokens reserved contiguously
+  int64_t in_use_ = 0;                  // tokens reserved contiguously
   std::deque<Running> waiting_;
   std::vector<Running> running_;
   Replayed result_;

@@ -12,12 +12,12 @@ namespace attn::paged {
 
 // One line of a trace: arrival,prompt,output,samples,beams,system,system_tokens
 struct Request {
-  int64_t arrival;  // step of arrival; not before that of the line above
-  int64_t prompt;  // prompt tokens after the system prompt
-  int64_t output;  // generated tokens, of each sample or beam
-  int64_t samples;  // parallel samples of the same prompt
-  int64_t beams;  // beams of a beam search; samples or beams is 1
-  int64_t system;  // id of its system prompt; 0: none
+  int64_t arrival;        // step of arrival; not before that of the line above
+  int64_t prompt;         // prompt tokens after the system prompt
+  int64_t output;         // generated tokens, of each sample or beam
+  int64_t samples;        // parallel samples of the same prompt
+  int64_t beams;          // beams of a beam search; samples or beams is 1
+  int64_t system;         // id of its system prompt; 0: none
   int64_t system_tokens;  // length of the system prompt
   int64_t width() const { return samples * beams; }
 };
@@ -41,14 +41,14 @@ struct Division {
 constexpr int64_t kLongest = 2048;
 
 struct Replayed {
-  bool waited = false;  // whether requests ever waited; if not, the next three mean nothing
-  double useful = 0;  // share of the reserved tokens that are stored
-  double running = 0;  // average of concurrent sequences
-  double shared = 0;  // share of the sequences' tokens that another sequence stores
-  double hit_rate = 0;  // share of the prompt tokens found in the cache
-  int64_t copied = 0;  // tokens copied at forks (copy-on-write)
+  bool waited = false;    // whether requests ever waited; if not, the next three mean nothing
+  double useful = 0;      // share of the reserved tokens that are stored
+  double running = 0;     // average of concurrent sequences
+  double shared = 0;      // share of the sequences' tokens that another sequence stores
+  double hit_rate = 0;    // share of the prompt tokens found in the cache
+  int64_t copied = 0;     // tokens copied at forks (copy-on-write)
   int64_t preempted = 0;  // restarted requests
-  int64_t steps = 0;  // steps until all requests have finished
+  int64_t steps = 0;      // steps until all requests have finished
 };
 // Requests start in order, as soon as there is room: with pages, 1/32 of them must stay free. Each
 // step generates one token for every running sequence. If pages run out, the youngest request is

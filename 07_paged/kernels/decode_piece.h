@@ -24,9 +24,9 @@ struct DecodeConfig {
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
-  static constexpr int kLanes = kHeadDim / 8;  // lanes per row, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows per load of a warp
-  static constexpr int kParts = kNumWarps;  // partial results per row
+  static constexpr int kLanes = kHeadDim / 8;        // lanes per row, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;   // rows per load of a warp
+  static constexpr int kParts = kNumWarps;           // partial results per row
   // Stages of K and V per warp: as many as leave room for a second block on the SM.
   static constexpr int kStages = kHeadDim == 64 ? 4 : kHeadDim == 128 ? 3 : 1;
   // 16-column fragments of Q that stay in registers; none at d=256, for lack of registers.
@@ -120,7 +120,7 @@ __device__ __forceinline__ void output_of_keys(float (&o)[Config::kHeadDim / 8][
 struct GroupRows {
   Sequence first_head;
   int64_t head_q, head_lse;  // elements from one head to the next
-  int q_stride;  // and from one query to the next, in Q and O
+  int q_stride;              // and from one query to the next, in Q and O
   __device__ __forceinline__ int64_t q(int r) const {
     const int n = first_head.seqlen_q;
     return first_head.q + r / n * head_q + int64_t{r % n} * q_stride;
@@ -189,7 +189,7 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
   const int count = min(kRows, shape.heads / shape.kv_heads * shape.seqlen_q - row0);
   const KvRange all = keys_of_sequence(shape, seqlen_k);
   const KvRange keys{all.begin + work.tile * Config::kTile,
-                  min(all.end, all.begin + (work.tile + work.count) * Config::kTile)};
+                     min(all.end, all.begin + (work.tile + work.count) * Config::kTile)};
   const int token = shape.kv_heads * kHeadDim;  // elements per token
   const int kv = work.head * kHeadDim + lane_id % Config::kLanes * 8;
 
@@ -205,8 +205,9 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
   // max in log2 units; sum over this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
-  const KvRange kv_range[2] = {keys_of_query(shape, seqlen_k, (row0 + quad_row) % shape.seqlen_q),
-                        keys_of_query(shape, seqlen_k, (row0 + quad_row + 8) % shape.seqlen_q)};
+  const KvRange kv_range[2] = {
+      keys_of_query(shape, seqlen_k, (row0 + quad_row) % shape.seqlen_q),
+      keys_of_query(shape, seqlen_k, (row0 + quad_row + 8) % shape.seqlen_q)};
 
   // (2) Issue K_j and V_j, kStages - 1 tiles ahead; look up their slots one tile earlier.
   constexpr int kStages = Config::kStages, kStep = Config::kTile;
@@ -226,7 +227,7 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
   };
   for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
   cp_async_wait<kStages - 1>();
-  __syncthreads();  // Q is visible
+  __syncthreads();                                   // Q is visible
   uint32_t q[std::max(1, Config::kQSteps)][4] = {};  // A fragments of Q K^T
 #pragma unroll
   for (int step = 0; step < Config::kQSteps; ++step)
@@ -247,8 +248,9 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int j = key0 + 8 * n + quad_col + i % 2;
-        s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
-                                                                : s[n][i] * softmax_scale_log2;
+        s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end
+                      ? -INFINITY
+                      : s[n][i] * softmax_scale_log2;
         max[i / 2] = fmaxf(max[i / 2], s[n][i]);
       }
     float rescale[2];
@@ -290,7 +292,7 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
     const float sum = quad_sum(row_sum[r]);
     if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
   }
-  __syncthreads();  // m, l and O of all warps are visible
+  __syncthreads();                       // m, l and O of all warps are visible
   constexpr int kChunks = kHeadDim / 4;  // chunks per row, of four columns
   for (int idx = thread_index(); idx < count * kChunks; idx += Config::kThreads) {
     const int r = idx / kChunks, col = idx % kChunks * 4;

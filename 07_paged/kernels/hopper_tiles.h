@@ -24,11 +24,11 @@ struct WorkTile {
 };
 template <class Config>
 __device__ __forceinline__ WorkTile work_of(const Shape& shape, TileOrder::Tile tile,
-                                        const int* gCuSeqlensQ, const int* gSeqused) {
+                                            const int* gCuSeqlensQ, const int* gSeqused) {
   const auto [bh, row0] = tile;
   const int b = bh / shape.heads, h = bh % shape.heads;
-  WorkTile w{row0, shape.seqlen_q, gSeqused[b], b,  bh, h / (shape.heads / shape.kv_heads),
-         0,    {},             0,           0};
+  WorkTile w{row0, shape.seqlen_q, gSeqused[b], b, bh, h / (shape.heads / shape.kv_heads), 0, {}, 0,
+             0};
   int64_t row = int64_t{bh} * shape.seqlen_q + row0;  // row index in [B, Hq, seqlen_q]
   w.lse = row;
   if (gCuSeqlensQ != nullptr) {

@@ -29,7 +29,7 @@ template <class Config>
 struct Pieces {
   const WorkTile* gWork;  // [work tiles] of all teams
   const int* gWorkBegin;  // [teams + 1]: the first work tile of each team
-  const int* gSeqused;  // [B]: valid keys per sequence
+  const int* gSeqused;    // [B]: valid keys per sequence
   Shape shape;
   int row_tiles;
   // The blocks of a team have one row tile each of the same sequence.
@@ -41,8 +41,9 @@ struct Pieces {
     const WorkTile w = gWork[piece];
     const int seqlen_k = gSeqused[w.row_block], block = w.row_block * row_tiles + row_tile();
     const int first = w.tile * Config::kTile, keys = keys_of_sequence(shape, seqlen_k).end;
-    return {w, block, seqlen_k, rows_of(shape, block, Config::kRows), first,
-            min(keys, first + w.count * Config::kTile)};
+    return {w,        block,
+            seqlen_k, rows_of(shape, block, Config::kRows),
+            first,    min(keys, first + w.count * Config::kTile)};
   }
 };
 

@@ -14,7 +14,7 @@ using namespace attn;
 // at `start`; `first_part` is the block that owns its first tile.
 //! [line]
 __device__ __forceinline__ plans::WorkTile piece_on_line(int row_block, int start, int tiles,
-                                                     int length, int part) {
+                                                         int length, int part) {
   const int begin = start + plans::kPieceTiles, first_block = begin / length;
   const int num_parts = (begin + tiles - 1) / length - first_block + 1;
   const int from = max(begin, (first_block + part) * length);

@@ -58,7 +58,7 @@ __device__ __forceinline__ KvBlockRange kv_block_range(const Shape& shape, int s
   const int all_begin = max(0, last + causal_offset - shape.window_left);
   const int all_end = min(seqlen_k, row0 + causal_offset + shape.window_right + 1);
   KvBlockRange kv_range{begin / block_n, ceil_div(all_begin, block_n), all_end / block_n,
-                   ceil_div(end, block_n)};
+                        ceil_div(end, block_n)};
   kv_range.unmasked_begin = min(kv_range.unmasked_begin, kv_range.end);
   kv_range.unmasked_end = max(kv_range.unmasked_begin, kv_range.unmasked_end);
   return kv_range;

@@ -26,8 +26,9 @@ struct PrefixList {
 template <class Config>
 __device__ __forceinline__ WorkTile work_of(const plans::PrefixWork& piece) {
   constexpr int kBlockN = Config::kBlockN;
-  WorkTile w{piece.row0, piece.rows, piece.keys, piece.sequence, piece.first_member, piece.kv_head,
-         0,          {},         0,          0};
+  WorkTile w{
+      piece.row0, piece.rows, piece.keys, piece.sequence, piece.first_member, piece.kv_head, 0,
+      {},         0,          0};
   w.kv_range = {piece.begin, piece.begin, min(piece.keys / kBlockN, piece.end), piece.end};
   w.lse = int64_t{piece.place} + piece.row0;
   w.o = w.lse * Config::kHeadDim;

@@ -13,7 +13,7 @@ template <class Element, int kHeadDim>
 __global__ void __launch_bounds__(32 * kMergeWarps)
     // [B, 4]: parts, first partial result, first row, rows
     merge_prefix_kernel(const int* gPrefixOf,
-                        const float* gOPartial,  // [partial results, d]
+                        const float* gOPartial,    // [partial results, d]
                         const float* gLsePartial,  // [partial results], in log2 units
                         Element* gO,               // [B, Hq, seqlen_q, d]
                         float* gLse,               // [B, Hq, seqlen_q]

@@ -16,9 +16,9 @@ using namespace attn;
 //! [turn_q]
 template <class Config, class Element>
 __device__ __forceinline__ void load_rotated_q(Element* sQ, const Element* gRows,
-                                              const float* gCosSin, const Rows& rows,
-                                              int first_position, int seqlen_q,
-                                              int (*offset)(int row, int col)) {
+                                               const float* gCosSin, const Rows& rows,
+                                               int first_position, int seqlen_q,
+                                               int (*offset)(int row, int col)) {
   constexpr int kHeadDim = Config::kHeadDim, kHalf = kHeadDim / 2, kLanes = kHalf / 8;
   for (int idx = threadIdx.x; idx < Config::kRows * kLanes; idx += Config::kThreads) {
     const int row = idx / kLanes, col = idx % kLanes * 8;

@@ -46,9 +46,9 @@ int64_t teams(const Problem&, int64_t rows);
 //! [mixed]
 struct MixedWork {
   int sequence, head;  // query head (prefill) or K/V head (decode)
-  int row0;  // first query (prefill) or first row of the group (decode)
-  int row_block;  // decode only
-  int tile, count;  // KV tiles; for prefill `count` is the number of keys, for ordering and cost
+  int row0;            // first query (prefill) or first row of the group (decode)
+  int row_block;       // decode only
+  int tile, count;     // KV tiles; for prefill `count` is the number of keys, for ordering and cost
   int part, num_parts, first_part;
 };
 //! [mixed]
@@ -85,12 +85,12 @@ constexpr PrefixTiles wgmma_prefix_tiles(int64_t head_dim) {
 // that share it. These form one matrix, member after member, each with the rows of its K/V head.
 //! [prefix_work]
 struct PrefixWork {
-  int sequence, kv_head;  // `sequence`: its row of the page table lists the pages
+  int sequence, kv_head;   // `sequence`: its row of the page table lists the pages
   int first_member, rows;  // rows of members[first_member] and the following ones
-  int row0;  // first row of the tile
+  int row0;                // first row of the tile
   int keys;                // of the prefix
-  int begin, end;  // key blocks; empty where both are equal
-  int place;  // partial result of the first row of the group
+  int begin, end;          // key blocks; empty where both are equal
+  int place;               // partial result of the first row of the group
 };
 //! [prefix_work]
 constexpr int kPrefixNumbers = 9;

@@ -50,9 +50,9 @@ class RandomCache {
   struct One {
     std::string space;
     Sequence sequence;
-    Tokens tokens;  // expected contents
+    Tokens tokens;                    // expected contents
     RadixTree::Node* node = nullptr;  // locked
-    Tokens locked = {};  // the prefix that is locked
+    Tokens locked = {};               // the prefix that is locked
   };
   struct Prefix {
     int page;  // in its last page

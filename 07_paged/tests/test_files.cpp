@@ -170,9 +170,9 @@ TEST_CASE("page_copy loads copies and refuses conflicting ones", "[emulated]") {
     return run({"--load", folder.c_str()});
   };
   CHECK(copies({0, 5, 4, 0, 6, 2, 1, 2, 0}) == 0);  // one page copied to two; a copy of no token
-  CHECK(copies({0, 5, 4, 1, 5, 4}) == 2);  // a page written twice
-  CHECK(copies({0, 5, 4, 5, 6, 4}) == 2);  // a page that is also read
-  CHECK(copies({0, 7, 4}) == 2);  // the pool has 7 pages
+  CHECK(copies({0, 5, 4, 1, 5, 4}) == 2);           // a page written twice
+  CHECK(copies({0, 5, 4, 5, 6, 4}) == 2);           // a page that is also read
+  CHECK(copies({0, 7, 4}) == 2);                    // the pool has 7 pages
   CHECK(copies({-1, 5, 4}) == 2);
   CHECK(copies({0, 5, 5}) == 2);  // more tokens than a page has
   std::filesystem::remove_all(folder);

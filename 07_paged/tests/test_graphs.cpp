@@ -61,8 +61,12 @@ void replay(Backend backend) {
 }
 }  // namespace
 
-TEST_CASE("a replayed launch is correct with other pages", "[emulated]") { replay(Backend::emulated); }
-TEST_CASE("a replayed launch is correct with other pages on the GPU", "[gpu]") { replay(Backend::gpu); }
+TEST_CASE("a replayed launch is correct with other pages", "[emulated]") {
+  replay(Backend::emulated);
+}
+TEST_CASE("a replayed launch is correct with other pages on the GPU", "[gpu]") {
+  replay(Backend::gpu);
+}
 
 TEST_CASE("a wrong page table and a wrong length are detected", "[emulated]") {
   for (const Step* step : decode_steps()) {
@@ -120,12 +124,8 @@ void stale_plan(Backend backend) {
 }
 }  // namespace
 
-TEST_CASE("a stale plan gives a wrong result", "[emulated]") {
-  stale_plan(Backend::emulated);
-}
-TEST_CASE("a stale plan gives a wrong result on the GPU", "[gpu]") {
-  stale_plan(Backend::gpu);
-}
+TEST_CASE("a stale plan gives a wrong result", "[emulated]") { stale_plan(Backend::emulated); }
+TEST_CASE("a stale plan gives a wrong result on the GPU", "[gpu]") { stale_plan(Backend::gpu); }
 
 TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   for (const Step* step : decode_steps()) {

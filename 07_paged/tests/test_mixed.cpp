@@ -166,17 +166,17 @@ TEST_CASE("the mixed plan chooses the blocks that prefer prefill", "[emulated]")
   CHECK(!first(512, 16384, 32, 8192));
   CHECK(!first(2048, 2048, 64, 2048));  // 512 tiles of 128 to 2048 keys
   CHECK(first(2048, 16384, 64, 4096));  // 512 tiles of 14000 keys and more
-  CHECK(!first(1024, 8192, 1, 1));  // little decoding
+  CHECK(!first(1024, 8192, 1, 1));      // little decoding
   // By hand, one SM with two blocks: decoding takes 10 * 20, and 1.2 times that on one of them.
   const auto work = [](int count) { return plans::MixedWork{0, 0, 0, 0, 0, count, 0, 1, 0}; };
   const auto by_hand = [&](int tiles, int keys) {
     return plans::prefill_first(std::vector(static_cast<std::size_t>(tiles), work(keys)),
                                 {work(10)}, 1);
   };
-  CHECK(by_hand(2, 1000));    // 1200, not 1240
-  CHECK(!by_hand(1, 1000));   // 1000 either way
-  CHECK(!by_hand(20, 50));    // 700, not 640
-  CHECK(!by_hand(0, 50));  // no prefill
+  CHECK(by_hand(2, 1000));   // 1200, not 1240
+  CHECK(!by_hand(1, 1000));  // 1000 either way
+  CHECK(!by_hand(20, 50));   // 700, not 640
+  CHECK(!by_hand(0, 50));    // no prefill
 }
 
 // Any ticket order, in one launch and in two, serial and concurrent.
@@ -257,8 +257,7 @@ TEST_CASE("mixed batches on the GPU", "[gpu]") {
       check_steps("paged_prefill", in_schedule(p, schedule), Backend::gpu);
 }
 
-TEST_CASE("options --serial and --streams exclude each other and are of v11 only",
-          "[emulated]") {
+TEST_CASE("options --serial and --streams exclude each other and are of v11 only", "[emulated]") {
   Problem p = mixes()[0];
   p.finish();
   const auto reason = [&](const char* step, std::initializer_list<const char*> options) {
@@ -288,8 +287,7 @@ TEST_CASE("a serial mixed batch has two phases", "[emulated]") {
   }
 }
 
-TEST_CASE("a wrong table or length and a stale plan of a mixed batch are detected",
-          "[emulated]") {
+TEST_CASE("a wrong table or length and a stale plan of a mixed batch are detected", "[emulated]") {
   const Step& step = mixed_step();
   Problem p = problem(1, 200, 64, DType::bf16);
   p.batch = 3, p.heads = 4, p.kv_heads = 2, p.seqlen_q = 3;

@@ -38,7 +38,7 @@ Batch random_batch(std::mt19937_64& random) {
 
 // Properties that differ between kinds of plans.
 struct Kind {
-  bool chunks = false;  // one work tile per block; more blocks if there are more row blocks
+  bool chunks = false;   // one work tile per block; more blocks if there are more row blocks
   bool in_step = false;  // neighbouring row blocks are cut at the same tiles
   bool on_line = false;  // partial results are indexed by block
   bool teams = false;    // a row block is a sequence
@@ -223,9 +223,8 @@ TEST_CASE("the answers of exercise c are those of the plans", "[emulated]") {
   const plans::Plan uniform = plans::uniform_plan(p, lengths, 6, 1),
                     balanced = plans::balanced_plan(p, lengths, 6, 1);
   std::map<std::string, std::size_t> is{
-      {"tiles", tiles_of()},           {"chunk", uniform.budget - 1},
-      {"chunks", uniform.work.size()}, {"longest", uniform.budget},
-      {"budget", balanced.budget},     {"pieces", balanced.work.size()},
+      {"tiles", tiles_of()},       {"chunk", uniform.budget - 1}, {"chunks", uniform.work.size()},
+      {"longest", uniform.budget}, {"budget", balanced.budget},   {"pieces", balanced.work.size()},
       {"parts", balanced.parts}};
   for (const int planned = tiles_of(); tiles_of() == planned; ++is["step"])
     for (int64_t& n : lengths) ++n;

@@ -54,9 +54,7 @@ void shared_prefixes(Backend backend, int64_t times) {
         // Other steps read shared pages like any: checked occasionally.
         ran += check_steps(
             "paged_decode", p, backend,
-            [](const Step& step, int number) {
-              return reads_once(step) || number % 6 == 0;
-            },
+            [](const Step& step, int number) { return reads_once(step) || number % 6 == 0; },
             problems);
         ++problems;
         of_boxes += page % 8 == 0;
@@ -129,30 +127,31 @@ TEST_CASE("prefix work tiles cover a prefix once", "[emulated]") {
     for (const int64_t blocks : {1, 3, 40, 132})
       for (const int64_t tokens : {131, 1000, 5000})
         for (const auto tiles_of : {plans::mma_prefix_tiles, plans::wgmma_prefix_tiles}) {
-      const plans::PrefixTiles tiles = tiles_of(head_dim);
-      Problem p = sharing(tokens, 9, std::vector<int64_t>(40, tokens + 77), 5, head_dim);
-      p.heads = 34, p.own["blocks"] = {static_cast<double>(blocks)};
-      p.finish();
-      const plans::PrefixPlan plan = plan_of(p, tiles);
-      REQUIRE(static_cast<int64_t>(plan.work.size()) <= plans::most_prefix_work(p));
-      REQUIRE(plan.places <= plans::most_prefix_places(p));
-      // Per sequence and K/V head: key blocks in order, each part with its own partial result.
-      std::map<std::pair<int, int>, int> covered;  // first member and head: key blocks so far
-      std::vector<int> places(static_cast<std::size_t>(plan.places));
-      for (const plans::PrefixWork& w : plan.work) {
-        int& at = covered[{w.first_member, w.kv_head}];
-        CHECK(w.begin == (w.row0 == 0 ? at : w.begin));
-        CHECK(w.end > w.begin);
-        at = w.end;
-        for (int row = w.row0; row < std::min(w.rows, w.row0 + static_cast<int>(tiles.rows)); ++row)
-          ++places[static_cast<std::size_t>(w.place + row)];
-        CHECK(w.sequence == plan.members[static_cast<std::size_t>(w.first_member)]);
-      }
-      for (const int n : places) REQUIRE(n == 1);
-      for (const auto& [who, kv_block_range] : covered)
-        CHECK(kv_block_range == (tokens / 5 * 5 + tiles.keys - 1) / tiles.keys);
-      CHECK(covered.size() == 5 * 2);  // four groups of nine and one of four
-    }
+          const plans::PrefixTiles tiles = tiles_of(head_dim);
+          Problem p = sharing(tokens, 9, std::vector<int64_t>(40, tokens + 77), 5, head_dim);
+          p.heads = 34, p.own["blocks"] = {static_cast<double>(blocks)};
+          p.finish();
+          const plans::PrefixPlan plan = plan_of(p, tiles);
+          REQUIRE(static_cast<int64_t>(plan.work.size()) <= plans::most_prefix_work(p));
+          REQUIRE(plan.places <= plans::most_prefix_places(p));
+          // Per sequence and K/V head: key blocks in order, each part with its own partial result.
+          std::map<std::pair<int, int>, int> covered;  // first member and head: key blocks so far
+          std::vector<int> places(static_cast<std::size_t>(plan.places));
+          for (const plans::PrefixWork& w : plan.work) {
+            int& at = covered[{w.first_member, w.kv_head}];
+            CHECK(w.begin == (w.row0 == 0 ? at : w.begin));
+            CHECK(w.end > w.begin);
+            at = w.end;
+            for (int row = w.row0; row < std::min(w.rows, w.row0 + static_cast<int>(tiles.rows));
+                 ++row)
+              ++places[static_cast<std::size_t>(w.place + row)];
+            CHECK(w.sequence == plan.members[static_cast<std::size_t>(w.first_member)]);
+          }
+          for (const int n : places) REQUIRE(n == 1);
+          for (const auto& [who, kv_block_range] : covered)
+            CHECK(kv_block_range == (tokens / 5 * 5 + tiles.keys - 1) / tiles.keys);
+          CHECK(covered.size() == 5 * 2);  // four groups of nine and one of four
+        }
 }
 
 TEST_CASE("the option --shared-prefix is parsed or refused in one line", "[emulated]") {
