@@ -1,12 +1,14 @@
-// a1_append: new tokens go to their pages, keys rotated on the way.
+// a1_append: stores K and V of new tokens to their pages, with RoPE on K.
 //
-// idea      A projection leaves K and V of the new tokens one behind the other. Each goes to the
-//           slot that the page table says. With a rotary embedding a key is turned by its position
-//           first, columns c and c + d/2 by the angle of c: whoever reads it from the cache later
-//           finds it done, and K is not read and written once more for it.
-// expect    dram__throughput: a copy, at the rate of one
-// supports  fp16, bf16; head dims 64, 128, 256; any page size, any number of new tokens (of a
-//           sequence that is shorter than that, the first ones are padding)
+// change    A projection writes K and V of the new tokens contiguously. This kernel copies each
+//           token to its slot, which the page table gives. With a rotary embedding it first rotates
+//           K by the token's position: columns c and c + d/2 by the angle of c.
+// why       Keys are rotated once, when they are stored. Decoding reads rotated keys, and no
+//           separate pass reads and writes K again.
+// expect    dram__throughput: the rate of a copy
+// supports  fp16, bf16; head dims 64, 128, 256; any page size, any number of new tokens (if a
+//           sequence is shorter than that, the first ones are padding)
+// source    Su et al., RoFormer (arXiv 2104.09864)
 #include "attn/kernel.h"
 #include "kernels/rotate.h"
 #include "kernels/splits.h"
@@ -20,7 +22,7 @@ template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kHalf = kHeadDim / 2;
   static constexpr int kThreads = 256;
-  static constexpr int kLanes = kHalf / 8;  // of a row: each has 8 columns of both halves
+  static constexpr int kLanes = kHalf / 8;  // lanes per row: each owns 8 columns of both halves
 };
 
 template <class Element, class Config>
@@ -28,8 +30,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     append_kernel(const Element* gKNew,  // [B, seqlen_q, Hkv, d]
                   const Element* gVNew,  // [B, seqlen_q, Hkv, d]
                   const float* gCosSin,  // [seqlen_k, 2, d/2], or null
-                  const int* gTable,     // [B, max_pages]: the pages of each sequence
-                  const int* gSeqused,   // [B]: keys of each sequence, the new ones among them
+                  const int* gTable,     // [B, max_pages]: page table
+                  const int* gSeqused,   // [B]: valid keys per sequence, new ones included
                   Element* gK,           // [num_pages, page_size, Hkv, d]
                   Element* gV,           // [num_pages, page_size, Hkv, d]
                   Shape shape, unsigned rows, int page_size, int max_pages) {
@@ -37,18 +39,19 @@ __global__ void __launch_bounds__(Config::kThreads)
   const unsigned idx = blockIdx.x * Config::kThreads + threadIdx.x, row = idx / kLanes;
   if (row >= rows) return;
   const int column = static_cast<int>(idx % kLanes) * 8;
-  // (1) load, before anyone knows where to: what is looked up below comes meanwhile. Pointers to 16
-  // bytes: added to one of Element, half of the stores came out as four of 4 bytes.
+  // (1) Load before the slot is known: the look-ups below overlap with these loads. The pointers
+  // are to 16-byte chunks; with offsets in Elements the compiler split half of the stores into four
+  // of 4 bytes.
   const int64_t from = (int64_t{row} * kHeadDim + column) / 8;
   const auto* const fromK = reinterpret_cast<const uint4*>(gKNew) + from;
   const auto* const fromV = reinterpret_cast<const uint4*>(gVNew) + from;
   uint4 k[2] = {fromK[0], fromK[kHalf / 8]}, v[2] = {fromV[0], fromV[kHalf / 8]};
-  // (2) which token, which head. Divisions of 32 bits: those of 64 would take longer than the copy.
+  // (2) Token and head. 32-bit divisions: 64-bit ones would take longer than the copy.
   const unsigned token = row / shape.kv_heads, head = row % shape.kv_heads;
   const unsigned b = token / shape.seqlen_q;
   const int position = gSeqused[b] - shape.seqlen_q + static_cast<int>(token % shape.seqlen_q);
-  if (position < 0) return;  // the sequence has fewer tokens
-  // (3) its slot
+  if (position < 0) return;  // padding: the sequence has fewer tokens
+  // (3) slot
   const int slot =
       gTable[int64_t{b} * max_pages + position / page_size] * page_size + position % page_size;
   const int64_t to = ((int64_t{slot} * shape.kv_heads + head) * kHeadDim + column) / 8;

@@ -1,9 +1,10 @@
-// c1_copy: pages copied to others, all of a batch in one launch.
+// c1_copy: copies a list of pages in one launch.
 //
-// idea      Before a sequence writes to a page that others have, it needs its tokens in a page of
-//           its own (copy on write). Beams go on in two ways by the dozen, so that copies come in
-//           lists: a block a page and tensor, four chunks of 16 bytes in flight a thread.
-// expect    dram__throughput: a copy, at the rate of one
+// change    One block per page and tensor; each thread has four 16-byte chunks in flight.
+// why       Copy-on-write: before a sequence appends to a shared page, the page's tokens are copied
+//           to a page of its own. Beam search forks many sequences at once, so copies come in
+//           lists.
+// expect    dram__throughput: the rate of a copy
 // supports  fp16, bf16; head dims 64, 128, 256; any page size
 #include "attn/kernel.h"
 #include "kernels/splits.h"
@@ -13,7 +14,7 @@ using namespace attn;
 using namespace splits;
 
 struct Config {
-  static constexpr int kThreads = 256, kAtOnce = 4;  // chunks of a thread
+  static constexpr int kThreads = 256, kAtOnce = 4;  // chunks per thread
 };
 
 //! [copy]
@@ -24,13 +25,13 @@ __global__ void __launch_bounds__(Config::kThreads)
                 Element* gV,         // [num_pages, page_size, Hkv, d]
                 int page_size, int token) {
   const int* const copy = gCopies + 3 * int64_t{blockIdx.x};
-  const int64_t page = int64_t{page_size} * token / 8;  // in chunks of 16 bytes
+  const int64_t page = int64_t{page_size} * token / 8;  // in 16-byte chunks
   auto* const pool = reinterpret_cast<uint4*>(blockIdx.y == 0 ? gK : gV);
   const uint4* const from = pool + copy[0] * page;
   uint4* const to = pool + copy[1] * page;
   const int count = copy[2] * token / 8;
-  // All loads of a round stand before its stores: the compiler, which does not know that these are
-  // two pages, would not move them there.
+  // All loads of a round precede its stores. The compiler cannot reorder them itself, because it
+  // does not know that the two pages differ.
   constexpr int kRound = Config::kAtOnce * Config::kThreads;
 #pragma unroll 1
   for (int idx = static_cast<int>(threadIdx.x); idx < count; idx += kRound) {

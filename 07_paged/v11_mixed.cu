@@ -1,19 +1,21 @@
-// v11_mixed: sequences that decode and tiles of prefill in one launch.
+// v11_mixed: prefill tiles and decode work tiles in one launch.
 //
 // parent    v7_prefill
-// idea      A server that cuts prompts in chunks has both in each batch. Prefill keeps tensor cores
-//           busy, decoding keeps memory busy, and one after the other each leaves the other idle.
-//           Here a list has tiles of prefill and pieces of sequences that decode, and resident
-//           blocks take tickets: the first block of an SM takes prefill, the second decoding, until
-//           their kind is gone. Which of the two it is a block asks a counter of its SM, as in
-//           POD-Attention (arXiv 2410.18038): blocks next to each other in the grid may come to the
-//           same SM. Where half of the blocks would take one more round of long tiles than all of
-//           them, the plan lets all prefer prefill. Pieces have fixed parts: answers do not depend
-//           on who took what.
-// expect    gpu__time_duration.sum below the sum of both alone; dram throughput and the tensor
-//           pipe high together. A sequence that decodes has 16 rows a block, not 128
+// change    One list holds query tiles of prefill and work tiles of decoding sequences. Resident
+//           blocks take entries by atomic counters (tickets): the first block on an SM prefers
+//           prefill, the second decoding, until that kind is used up. A block learns which of the
+//           two it is from a counter per SM (SM-aware CTA scheduling). If prefill tiles would need
+//           one more wave on half of the blocks than on all, the plan lets all prefer prefill.
+// why       With chunked prefill, each batch contains both. Prefill keeps the tensor cores busy,
+//           decoding the memory; in two launches, one after the other, each leaves the other
+//           resource idle. Neighbouring blocks of the grid may run on the same SM, so a static
+//           split of the grid does not mix both kinds on each SM. The plan fixes all partial
+//           results, so the output does not depend on the ticket order.
+// expect    gpu__time_duration.sum below the sum of both launches; dram throughput and the tensor
+//           pipe high together. A decoding sequence has 16 rows per block, not 128
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, ragged batches and page sizes, causal,
 //           windows, GQA; scales from 1e-37; --serial, in two launches; --streams, in two streams
+// source    Kamath et al., POD-Attention (arXiv 2410.18038)
 #include <algorithm>
 #include <tuple>
 
@@ -41,30 +43,30 @@ struct Config {
   static constexpr int kNumWarps = kPrefillWarps, kThreads = 32 * kNumWarps, kBlocksPerSm = 2;
   static constexpr int kWarpRows = kBlockM / kNumWarps;
   static constexpr int kTiles = kWarpRows / 16;  // 16-row MMAs per warp
-  // Steps of 16 columns of Q that stay in registers; at d=128 there are none left for them.
+  // 16-column fragments of Q that stay in registers; none at d=128, for lack of registers.
   static constexpr int kQSteps = kHeadDim == 64 ? 4 : kHeadDim == 256 ? 8 : 0;
   static constexpr int kRowBytes = 2 * kHeadDim;
   static constexpr int kSwizzleChunks =
-      kHeadDim % 64 == 0 ? 8 : 4;                              // chunks that change places in a row
+      kHeadDim % 64 == 0 ? 8 : 4;  // 16-byte chunks that the swizzle permutes
   static constexpr int kCopyRows = kThreads / kSwizzleChunks;  // rows that the block copies at once
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
 
 template <class Element, class Config>
 struct SharedStorage {
-  int ticket;  // what the block works on; in DecodeStorage at the same place
+  int ticket;  // work tile of the block; at the same address in DecodeStorage
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  int sSlots[2][Config::kBlockN];  // where the keys of this block and the next lie in the pool
-  const int* pages;   // [max_pages]: of the sequence, and what waits for the end of the loop:
-  Sequence sequence;  // registers have no room for them
+  int sSlots[2][Config::kBlockN];  // slots of the keys of this block and the next
+  const int* pages;   // [max_pages] of the sequence; and values needed only in the epilogue:
+  Sequence sequence;  // here they occupy no registers
   int row0;
   ATTN_MEMBERS(SharedStorage, ticket, sK, sV, sQ, sSlots, pages, sequence, row0)
 };
 
-// Issues the copies of kRows rows, of which `rows` exist; the others become 0. `row_of(row)`: this
-// thread's first chunk of a row in memory; some chunk where the row does not exist.
+// Issues cp.async of kRows rows; rows from `rows` on become 0. `row_of(row)`: this thread's first
+// chunk of a row in memory; any valid chunk for rows past the end.
 //! [copy]
 template <int kRows, class Config, class Element, class RowOf>
 __device__ __forceinline__ void load_tile(Element* tile, int rows, RowOf row_of) {
@@ -85,9 +87,8 @@ __device__ __forceinline__ void load_tile(Element* tile, int rows, RowOf row_of)
 }
 //! [copy]
 
-// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead, those of Q for the
-// first kQSteps times 16 columns are in registers. Offsets are those, in bytes, of this lane's
-// chunk in the first 16 columns.
+// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead; the first kQSteps
+// fragments of Q are in registers. Offsets: in bytes, this lane's in the first 16 columns.
 //! [scores]
 template <class Config>
 __device__ __forceinline__ int q_offset() {
@@ -105,8 +106,8 @@ __device__ __forceinline__ void load_q_fragments(uint32_t (&a)[Config::kTiles][4
 }
 template <class Element, class Config, int kCount>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const uint32_t (&rQ)[kCount][Config::kTiles][4],
-                                       const char* sQ, const char* sK) {
+                                        const uint32_t (&rQ)[kCount][Config::kTiles][4],
+                                        const char* sQ, const char* sK) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index(), q = q_offset<Config>();
@@ -139,12 +140,12 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 }
 //! [scores]
 
-// (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys:
-// one step ahead, so that its exponentials overlap with the MMAs.
+// (5) O += P V for the rows of this warp. `probabilities(step, a)` computes the A operand of 16
+// keys, one step ahead, so that its exponentials overlap with the MMAs.
 //! [output]
 template <class Element, class Config, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const char* sV) {
+                                        Probabilities probabilities, const char* sV) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index();
@@ -173,8 +174,8 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHead
 }
 //! [output]
 
-// A tile of queries of one head, from and to the tensors of the kernel. All threads of a block;
-// `smem` is free before it, and again after a barrier; the ticket may be overwritten at once.
+// One query tile of one head. Called by all threads of a block. `smem` is free before the call, and
+// after it once the caller has passed a barrier; smem.work may be overwritten at once.
 template <class Element, class Config>
 __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& smem,
                                              const MixedWork& work, const Element* gQ,
@@ -197,7 +198,7 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
   const Element* const q = gQ + sequence.q + int64_t{row0} * q_stride + chunk;
   const int kv = hq / (shape.heads / shape.kv_heads) * kHeadDim + chunk;
   //! [slots]
-  // A thread looks up one key of a block, behind the end the last one.
+  // Each thread looks up one key of a block; past the end, the last key.
   const auto look_up = [&](const int* pages, int n_block) {
     const int key = min(n_block * kBlockN + thread_index() % kBlockN, seqlen_k - 1);
     return pages[key / page_size] * page_size + key % page_size;
@@ -215,7 +216,7 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
 
   const int* const pages = gTable + int64_t{b} * max_pages;
   if (threadIdx.x == 0) smem.pages = pages, smem.sequence = sequence, smem.row0 = row0;
-  // (1) Load Q_i, which stays, and the first K_j.
+  // (1) Issue Q_i, which stays, and the first K_j.
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
   if (kv_range.begin < kv_range.end) {
     const int rows = sequence.seqlen_q - row0;
@@ -224,14 +225,14 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
     if (Config::kQSteps > 0) cp_async_commit();
     store_slot(kv_range.begin, look_up(pages, kv_range.begin));
   }
-  __syncthreads();  // smem.sequence and the first slots are there
+  __syncthreads();  // smem.sequence and the first slots are visible
   if (kv_range.begin < kv_range.end) {
     load_kv(smem.sK, gK, kv_range.begin);
     cp_async_commit();
   }
   if (Config::kQSteps > 0) {
     cp_async_wait<1>();
-    __syncthreads();  // all threads' Q is there
+    __syncthreads();  // Q is visible
   }
   if (kv_range.begin < kv_range.end) {
 #pragma unroll
@@ -246,20 +247,21 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
   // One key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
-    // A warp skips a block that is fully masked for its rows.
+    // A warp skips a masked block in which all its rows are masked.
     const int warp_row0 = smem.row0 + thread_index() / 32 * kWarpRows;
     const bool idle =
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
-    // (2) V_j is in flight during Q K^T. Only the newest copy group is ever in flight, so both
-    // waits wait for all groups.
+    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits are
+    // for group 0.
     //! [pipeline]
     cp_async_wait<0>();
-    __syncthreads();  // K_j is visible; V_j-1 is no longer read
+    __syncthreads();  // K_j is visible; all warps have read V_j-1
     load_kv(smem.sV, gV, n_block);
     cp_async_commit();
     const bool more = n_block + 1 < kv_range.end;
-    const int slot = more ? look_up(smem.pages, n_block + 1) : 0;  // waits for memory during Q K^T
+    // the look-up's latency overlaps with Q K^T
+    const int slot = more ? look_up(smem.pages, n_block + 1) : 0;
     //! [pipeline]
 
     // (3) S = Q K^T, -inf where masked.
@@ -273,15 +275,15 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
 
     // K_j+1 is in flight during softmax and P V.
     //! [pipeline_k]
-    store_slot(n_block + 1, slot);  // where those of block j-1 were
+    store_slot(n_block + 1, slot);  // replaces those of block j-1
     cp_async_wait<0>();
-    __syncthreads();  // V_j of all threads and the slots are there; all are done with K_j
+    __syncthreads();  // V_j and the slots are visible; all warps have read K_j
     if (more) load_kv(smem.sK, gK, n_block + 1);
     cp_async_commit();
     //! [pipeline_k]
     if (idle) return;
 
-    // (4) softmax
+    // (4) Online softmax.
     //! [softmax]
     update_max<Config>(row_max, row_sum, o, s, softmax_scale_log2);
     const auto exponentials = [&](int m, int step) {
@@ -293,8 +295,7 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
           row_sum[m][i / 2] += s[m][n][i];
         }
     };
-    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an A operand of the
-    // second.
+    // Two neighbouring accumulators of S, rounded and packed in pairs, are one A fragment of P V.
     const auto probabilities = [&](int step, uint32_t(&a)[kTiles][4]) {
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
@@ -315,24 +316,24 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
   for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block)
     if (n_block >= kv_range.unmasked_begin && n_block < kv_range.unmasked_end)
       process_kv_block(n_block, std::false_type{});
-    else  // left edge of the window; diagonal, right edge, last keys
+    else  // left edge of the window; diagonal, right edge, end of the keys
       process_kv_block(n_block, std::true_type{});
   //! [loops]
 
-  // (7) O = O / l, once; (8) store O, through the rows of sQ that only this warp reads, and lse
+  // (7) O = O / l, once; (8) store O through this warp's rows of sQ, and lse.
   //! [finish]
   const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
   char* const sO = reinterpret_cast<char*>(smem.sQ + warp_rows * kHeadDim);  // [kWarpRows, d]
   const Sequence seq = smem.sequence;
   const int first_row = smem.row0 + warp_rows, rows = seq.seqlen_q - first_row;  // of this warp
   const int o_lane = 2 * swizzled_offset<kHeadDim>(lane_id / 4, lane_id % 4 * 2);
-  __syncwarp();  // all lanes are done with Q
+  __syncwarp();  // all lanes have read Q
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(row_sum[m][r]);
-      const float factor = sum != 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
+      const float factor = sum != 0 ? 1 / sum : 0;  // fully masked row: O = 0
       char* const to = sO + (16 * m + 8 * r) * Config::kRowBytes;
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n)
@@ -342,7 +343,7 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
       if (lane_id % 4 == 0 && row < rows)
         gLse[seq.lse + first_row + row] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
     }
-  __syncwarp();  // all of the warp's rows are there
+  __syncwarp();  // all rows of the warp are visible
 #pragma unroll
   for (int i = 0; i < kWarpRows; i += 32 / kSwizzleChunks) {
     const int r = i + lane_id / kSwizzleChunks;
@@ -355,19 +356,20 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
   //! [finish]
 }
 
-// What is left to do, in device memory: tickets of prefill and of decoding that were taken, blocks
-// that have gone, and those that are on each SM. All are 0 between launches: a block that leaves
-// takes itself off its SM, and the last one sets the rest back.
+// Atomic work queue in device memory: prefill and decode entries taken, blocks that have exited,
+// and blocks on each SM. All are 0 between launches: a block that exits decrements its SM's
+// counter, and the last block resets the others.
 //! [tickets]
 enum Kinds { kPrefill = 1, kDecode = 2, kBoth = 3 };
-// Of two launches each has its own, since they may run at the same time: the last block of the one
-// would set back what the other still takes from, and work would be done twice. They share nothing
-// else that is written: parts of O and their counters are decoding's, rows of O one sequence's.
+// Two launches have separate queues, since they may run concurrently: with a shared queue the last
+// block of one would reset counters that the other still uses, and work would be done twice. They
+// share no other written memory: partial O and its semaphores belong to decoding, rows of O to one
+// sequence.
 struct Tickets {
   unsigned taken[2], gone, on_sm[kCountedSms];
 };
 static_assert(2 * sizeof(Tickets) == kTickets * sizeof(unsigned), "of two launches");
-// Of a block: its SM, and the kind of work that it takes first.
+// The SM of a block, and the kind of work that it takes first.
 struct Preference {
   unsigned sm;
   int kind;  // 0: prefill, 1: decoding
@@ -377,8 +379,8 @@ __device__ __forceinline__ Preference preference_of_block(Tickets* tickets, cons
   const unsigned before = flag_add(&tickets->on_sm[sm], 1);
   return {sm, gCounts[2] == 0 && before % 2 == 1};
 }
-// The place of this block's next work in the list, of its own kind while there is some; -1: none.
-// By one thread of a block.
+// Index of this block's next work tile in the list, of its preferred kind while there is some; -1:
+// none left. Called by one thread of a block.
 __device__ __forceinline__ int take_ticket(Tickets* tickets, const int* gCounts, int kinds,
                                            Preference preference) {
   for (int n = 0; n < 2; ++n) {
@@ -387,8 +389,8 @@ __device__ __forceinline__ int take_ticket(Tickets* tickets, const int* gCounts,
     const int idx = static_cast<int>(flag_add(&tickets->taken[kind], 1));
     if (idx < gCounts[kind]) return kind == 0 ? idx : gCounts[0] + idx;
   }
-  flag_add(&tickets->on_sm[preference.sm], ~0u);     // one less
-  if (flag_add(&tickets->gone, 1) == gridDim.x - 1)  // nobody asks any more
+  flag_add(&tickets->on_sm[preference.sm], ~0u);     // decrements
+  if (flag_add(&tickets->gone, 1) == gridDim.x - 1)  // the last block to exit
     tickets->taken[0] = tickets->taken[1] = tickets->gone = 0;
   return -1;
 }
@@ -399,26 +401,27 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     attention_kernel(const Element* gQ,        // [tokens, Hq, d], or [B, Hq, seqlen_q, d]
                      const Element* gK,        // [num_pages, page_size, Hkv, d]
                      const Element* gV,        // [num_pages, page_size, Hkv, d]
-                     const int* gTable,        // [B, max_pages]: the pages of each sequence
-                     const int* gSeqused,      // [B]: keys of each sequence
-                     const int* cu_seqlens_q,  // [B + 1]: the first query of each; or null
-                     const MixedWork* gWork,   // [most]: tiles of prefill, then pieces
-                     const int* gCounts,       // [3]: how many of each; do all begin with prefill?
-                     Tickets* gTickets,        // which of them have been taken
-                     Element* gO,              // as gQ
-                     float* gLse,              // [Hq, tokens], or [B, Hq, seqlen_q]
-                     float* gOPartial,         // [parts, 16, d], of pieces
-                     float* gLsePartial,       // [parts, 16], to base 2
-                     unsigned* gSemaphore,     // [row blocks]: parts that are stored
+                     const int* gTable,        // [B, max_pages]: page table
+                     const int* gSeqused,      // [B]: valid keys per sequence
+                     const int* cu_seqlens_q,  // [B + 1]: first query of each sequence, or null
+                     const MixedWork* gWork,   // [most]: prefill tiles, then decode work tiles
+                     // [3]: entries per kind; whether all blocks prefer prefill
+                     const int* gCounts,
+                     Tickets* gTickets,     // entries taken so far
+                     Element* gO,           // as gQ
+                     float* gLse,           // [Hq, tokens], or [B, Hq, seqlen_q]
+                     float* gOPartial,      // [parts, 16, d], of decode work tiles
+                     float* gLsePartial,    // [parts, 16], in log2 units
+                     unsigned* gSemaphore,  // [row blocks]: arrivals
                      Shape shape, int q_stride, int page_size, int max_pages, int kinds) {
   using Decode = DecodeConfig<Config::kHeadDim>;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   Preference preference{};
   if (threadIdx.x == 0) preference = preference_of_block(gTickets, gCounts);
   for (;;) {
-    // There is a barrier in each piece of work: all have read the ticket before.
+    // Each work tile contains a barrier, so all threads have read the previous ticket.
     if (threadIdx.x == 0) smem.ticket = take_ticket(gTickets, gCounts, kinds, preference);
-    __syncthreads();  // the ticket is there; all are done with what else lies in shared memory
+    __syncthreads();  // the ticket is visible; all threads have finished reading shared memory
     const int ticket = smem.ticket;
     if (ticket < 0) return;
     const MixedWork& work = gWork[ticket];
@@ -463,8 +466,8 @@ Status launch(const Arguments& args) {
   };
   const bool serial = p.own.contains("serial");
   args.phase(serial ? "prefill" : "attention");
-  // Half of the resident blocks each: with all of them the first launch would leave no room for the
-  // second until it runs out of work. Which SMs they come to is the GPU's choice.
+  // Half of the resident blocks each: with all of them, the first launch would leave no room for
+  // the second until it runs out of work. The GPU chooses their SMs.
   if (p.own.contains("streams"))
     return launch_in_two_streams(kernel, grid(Config::kBlocksPerSm / 2), dim3(Config::kThreads),
                                  kBytes, args.stream, arguments_of(kPrefill),

@@ -1,15 +1,16 @@
-// v12_mla: multi-head latent attention. One K/V head for all query heads; V is a part of K.
+// v12_mla: multi-head latent attention; one K/V head for all query heads, V is a part of K.
 //
 // parent    05_flash_decoding/v11_shared_p
-// idea      DeepSeek-V2 (arXiv 2405.04434, section 2.1) stores a latent vector of 512 numbers a
-//           token, and 64 that are turned by its position. What makes keys and values of the
-//           latent vector goes into Q and behind O, so that all query heads see one key of 576
-//           numbers, whose first 512 are its value. Its rows are the heads: chapter 05's step
-//           with O divided by columns fits, with one tile for K and V. Blocks that have the other
-//           rows of a sequence work on the same piece at the same time, and find K in L2.
-// expect    dram__bytes_read.sum of 1152 bytes a token; time rises with every 16 heads
+// change    The cache holds one latent vector of 512 elements and a RoPE part of 64 per token. The
+//           projections to keys and values are absorbed into Q and O. So all query heads share one
+//           key of 576 elements, whose first 512 are its value; one tile serves as K and V. The
+//           heads are the rows, and each warp owns columns of O. Blocks with the other rows of a
+//           sequence (a team) process the same work tile at the same time and find K in L2.
+// why       A token takes 1152 bytes instead of 81920 with 128 separate heads.
+// expect    dram__bytes_read.sum of 1152 bytes per token; time rises with every 16 heads
 // supports  fp16, bf16; head dim 576 (512 of V), one K/V head; 1 to 16 queries, any lengths and
 //           page sizes, causal, windows
+// source    DeepSeek-AI, DeepSeek-V2 (arXiv 2405.04434), section 2.1
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
 #include "ptx/global_flag.h"
@@ -28,12 +29,12 @@ using namespace splits;
 struct Config {
   static constexpr int kHeadDim = kLatentDim, kRows = 16;
   static constexpr int kOutDim = kLatentValues;  // the first columns of K are V
-  static constexpr int kBlockN = 16;             // keys of a warp's tile
+  static constexpr int kBlockN = 16;             // keys per tile of a warp
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
-  static constexpr int kTile = kNumWarps * kBlockN;     // keys of a tile of the block
-  static constexpr int kLanes = kHeadDim / 8;           // chunks of a row: 16 bytes each
-  static constexpr int kColumns = kOutDim / kNumWarps;  // of O, a warp
-  static constexpr int kStages = 2;                     // tiles of keys of a warp
+  static constexpr int kTile = kNumWarps * kBlockN;     // keys per tile of the block
+  static constexpr int kLanes = kHeadDim / 8;           // 16-byte chunks per row
+  static constexpr int kColumns = kOutDim / kNumWarps;  // columns of O per warp
+  static constexpr int kStages = 2;                     // pipeline stages
   static_assert(kHeadDim % 64 == 0 && kBlockN % 4 == 0, "a warp copies whole rows");
   static_assert(kTile == tile_keys(kHeadDim), "plans count other tiles");
 };
@@ -42,13 +43,15 @@ template <class Element, class Config>
 struct SharedStorage {
   alignas(16) Element sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   alignas(16) Element sQ[Config::kRows][Config::kHeadDim];
-  alignas(16) Element sP[Config::kRows][Config::kTile + 8];  // 8 rows in 8 groups of 4 banks
-  float sMax[Config::kNumWarps][Config::kRows];              // to base 2
+  // padding: 8 rows of an ldmatrix phase hit disjoint banks
+  alignas(16) Element sP[Config::kRows][Config::kTile + 8];
+  float sMax[Config::kNumWarps][Config::kRows];  // in log2 units
   float sSum[Config::kNumWarps][Config::kRows];
-  bool last;  // whether this block merges
+  bool last;  // this block reduces the parts of the row block
   ATTN_MEMBERS(SharedStorage, sK, sQ, sP, sMax, sSum, last)
 };
-// The swizzled offset of element (row, col) of a tile [kBlockN, kHeadDim], as in chapter 04.
+// XOR swizzle: offset of element (row, col) in a tile [kBlockN, kHeadDim]. 16-byte chunks of a row
+// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks.
 //! [swizzle]
 template <int kHeadDim>
 __device__ __forceinline__ int swizzled_offset(int row, int col) {
@@ -56,7 +59,7 @@ __device__ __forceinline__ int swizzled_offset(int row, int col) {
 }
 //! [swizzle]
 
-// The place of a key in the pool, counted in tokens: fewer than 2^31.
+// Slot of a key: its index in the pool, counted in tokens, below 2^31.
 struct Pages {
   const int* gTable;  // [max_pages]: the sequence's row of the page table
   int page_size;
@@ -65,14 +68,14 @@ __device__ __forceinline__ int slot_of(const Pages& pages, int key) {
   return pages.gTable[key / pages.page_size] * pages.page_size + key % pages.page_size;
 }
 
-// Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
-// become 0. `slot`: of key `lane_id % kBlockN` of the tile, in each lane.
+// Issues cp.async of this lane's chunks of a KV tile; rows from `count` on become 0. `slot`: of key
+// `lane_id % kBlockN` of the tile, in each lane.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* gK, int slot, int count) {
   const int key = threadIdx.x % 32 / 8, chunk = threadIdx.x % 8 * 8;
 #pragma unroll
-  for (int n = 0; n < Config::kBlockN; n += 4) {  // 8 lanes have 128 bytes of a row at a time
+  for (int n = 0; n < Config::kBlockN; n += 4) {  // 8 lanes copy 128 contiguous bytes of a row
     const int row = n + key, bytes = row < count ? 16 : 0;
     Element* const to = tile + swizzled_offset<Config::kHeadDim>(row, chunk);
     const Element* const from =
@@ -83,17 +86,17 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* gK, int 
 }
 //! [load]
 
-// (3) S = Q K^T of a warp's keys, and (5) O += P V: all keys of the tile, a warp's columns.
+// (3) S = Q K^T for the keys of this warp, and (5) O += P V for its columns, over all keys.
 //! [mma]
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
-                                       const Element* sK) {
+                                        const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = lane_id / 16 * 8 + lane_id % 8;
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim / 16; ++step)
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; n += 2) {
-      uint32_t a[4], b[4];  // registers have no room for all of Q
+      uint32_t a[4], b[4];  // all of Q would not fit into registers
       ldmatrix_x4(
           a, sQ + swizzled_offset<Config::kHeadDim>(lane_id % 16, 16 * step + lane_id / 16 * 8));
       ldmatrix_x4(
@@ -104,11 +107,11 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4], cons
 }
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kColumns / 8][4],
-                                       SharedStorage<Element, Config>& smem, int stage,
-                                       int warps_with_keys) {
+                                        SharedStorage<Element, Config>& smem, int stage,
+                                        int warps_with_keys) {
   const int lane_id = threadIdx.x % 32, col = threadIdx.x / 32 * Config::kColumns;
 #pragma unroll
-  for (int k = 0; k < Config::kNumWarps; ++k) {  // the keys of warp k
+  for (int k = 0; k < Config::kNumWarps; ++k) {  // warp k's keys
     if (k >= warps_with_keys) break;
     uint32_t a[4], b[4];
     ldmatrix_x4(a, &smem.sP[lane_id % 16][Config::kBlockN * k + lane_id / 16 * 8]);
@@ -124,14 +127,14 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kColumns / 8][4],
 }
 //! [mma]
 
-// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `partial_index(n)`: where part n lies.
+// One warp reduces the partial results of a row. A lane owns four of each 128 columns and the
+// weight of every 32nd partial result. `partial_index(n)`: index of partial result n.
 //! [merge_row]
 template <class Element, class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
-  constexpr int kHeadDim = Config::kOutDim, kAtOnce = 4;  // parts in flight
+  constexpr int kHeadDim = Config::kOutDim, kAtOnce = 4;  // partial results in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
   float4 parts[kAtOnce][kOwn] = {};
@@ -173,26 +176,26 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads) attention_kernel(
-    const Element* gQ,      // [B, Hq, seqlen_q, 576]
-    const Element* gK,      // [num_pages, page_size, 576]
-    const int* gTable,      // [B, max_pages]: the pages of each sequence
-    const int* gSeqused,    // [B]: keys of each sequence
-    const WorkTile* gWork,  // [pieces]: what each team works on, one by one
-    const int* gWorkBegin,  // [teams + 1]: the first piece of each team
-    Element* gO,            // [B, Hq, seqlen_q, 512]
-    float* gLse,            // [B, Hq, seqlen_q]
-    float* gOPartial,       // [parts, row_tiles, kRows, 512]
-    float* gLsePartial,     // [parts, row_tiles, kRows], to base 2
-    unsigned* gSemaphore,   // [row blocks]: parts that are stored; 0 between launches
-    Shape shape, int row_tiles, int page_size, int max_pages) {
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,      // [B, Hq, seqlen_q, 576]
+                     const Element* gK,      // [num_pages, page_size, 576]
+                     const int* gTable,      // [B, max_pages]: page table
+                     const int* gSeqused,    // [B]: valid keys per sequence
+                     const WorkTile* gWork,  // [work tiles] of all teams
+                     const int* gWorkBegin,  // [teams + 1]: the first work tile of each team
+                     Element* gO,            // [B, Hq, seqlen_q, 512]
+                     float* gLse,            // [B, Hq, seqlen_q]
+                     float* gOPartial,       // [parts, row_tiles, kRows, 512]
+                     float* gLsePartial,     // [parts, row_tiles, kRows], in log2 units
+                     unsigned* gSemaphore,   // [row blocks]: arrivals; 0 between launches
+                     Shape shape, int row_tiles, int page_size, int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   constexpr int kOutDim = Config::kOutDim;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
   //! [teams]
-  // The blocks of a team have one row tile each, of one sequence after the other.
+  // The blocks of a team have one row tile each of the same sequence.
   const int team = blockIdx.x / row_tiles, row_tile_id = blockIdx.x % row_tiles;
   for (int piece = gWorkBegin[team]; piece < gWorkBegin[team + 1]; ++piece) {
     const auto [b, tile, count, split, num_splits, first_part] = gWork[piece];
@@ -201,13 +204,13 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
     const KvRange keys{all.begin + tile * Config::kTile,
-                    min(all.end, all.begin + (tile + count) * Config::kTile)};
+                       min(all.end, all.begin + (tile + count) * Config::kTile)};
     const Pages pages{gTable + int64_t{b} * max_pages, page_size};
-    const auto partial_index = [&](int n, int row) {  // of part n
+    const auto partial_index = [&](int n, int row) {  // index of partial result n
       return (int64_t{first_part + n} * row_tiles + row_tile_id) * kRows + row;
     };
 
-    // (1) load Q, which stays. Rows that are not there become 0.
+    // (1) Load Q, which stays. Rows past the last become 0.
     //! [load_q]
     for (int idx = threadIdx.x; idx < kRows * Config::kLanes; idx += Config::kThreads) {
       const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;
@@ -225,11 +228,12 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
-    // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
+    // (2) Issue K_j and V_j, kStages - 1 tiles ahead. Past the last tile the cp.async groups are
+    // empty.
     //! [pipeline]
     constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
-    const int first = warp_id * kBlockN;  // of this warp, in a tile
-    // The slots of the tile at key0, of keys behind the end that of the last one.
+    const int first = warp_id * kBlockN;  // this warp's first key in a tile
+    // Slot of this lane's key of the tile at key0; past the end, that of the last key.
     const auto look_up = [&](int key0) {
       return key0 < keys.end ? slot_of(pages, min(key0 + lane_id % kBlockN, keys.end - 1)) : 0;
     };
@@ -245,15 +249,15 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     int stage = 0;
     for (int key0 = keys.begin; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
       cp_async_wait<kStages - 2>();
-      __syncthreads();  // Q and this tile are there; all are done with the one before
+      __syncthreads();  // Q and this tile are visible; all warps have read the previous tile
       load_kv(key0 + first + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
       //! [pipeline]
-      // (3) S = Q K^T, -inf where a query does not see a key
+      // (3) S = Q K^T, -inf where masked.
       float s[kBlockN / 8][4] = {};
-      if (key0 + first < keys.end) {  // this warp has keys
+      if (key0 + first < keys.end) {  // this warp has keys in the tile
         gemm_qk<Element, Config>(s, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
       }
-      // (4) softmax: maxima of each warp's keys, then of all
+      // (4) Online softmax: row maxima over each warp's keys, then over all warps.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
 #pragma unroll
@@ -261,8 +265,9 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int j = key0 + first + 8 * n + quad_col + i % 2;
-          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
-                                                                  : s[n][i] * softmax_scale_log2;
+          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end
+                        ? -INFINITY
+                        : s[n][i] * softmax_scale_log2;
           max[i / 2] = fmaxf(max[i / 2], s[n][i]);
         }
 #pragma unroll
@@ -270,7 +275,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
         max[r] = quad_max(max[r]);
         if (lane_id % 4 == 0) smem.sMax[warp_id][quad_row + 8 * r] = max[r];
       }
-      __syncthreads();  // the maxima of all warps are there
+      __syncthreads();  // the maxima of all warps are visible
       float rescale[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -297,13 +302,13 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
         for (int r = 0; r < 2; ++r)
           *reinterpret_cast<uint32_t*>(&smem.sP[quad_row + 8 * r][first + 8 * n + quad_col]) =
               pack2<Element>(s[n][2 * r], s[n][2 * r + 1]);
-      __syncthreads();  // P of all warps is there
+      __syncthreads();  // P of all warps is visible
       //! [softmax]
       // (5) O += P V
       gemm_pv<Element, Config>(o, smem, stage, ceil_div(keys.end - key0, kBlockN));
     }
 
-    // (6) add up the sums of the warps
+    // (6) Add the row sums of all warps.
     //! [merge]
     cp_async_wait<0>();
 #pragma unroll
@@ -311,7 +316,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       const float sum = quad_sum(row_sum[r]);
       if (lane_id % 4 == 0) smem.sSum[warp_id][quad_row + 8 * r] = sum;
     }
-    __syncthreads();  // the sums are there
+    __syncthreads();  // the sums are visible
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = quad_row + 8 * r, col = warp_id * Config::kColumns + quad_col;
@@ -319,7 +324,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       float sum = 0;
       for (int n = 0; n < Config::kNumWarps; ++n) sum += smem.sSum[n][row];
       //! [merge]
-      // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+      // (7) O = O / l of this work tile; (8) store O and lse, -inf if no key is visible.
       const float factor = sum != 0 ? 1 / sum : 0;
       const float lse = sum != 0 ? row_max[r] + log2f(sum) : -INFINITY;
       const int64_t to = num_splits == 1 ? rows.first + row : partial_index(split, row);
@@ -336,17 +341,17 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       (num_splits == 1 ? gLse : gLsePartial)[to] = num_splits == 1 ? kLn2 * lse : lse;
     }
 
-    // (9) the last one merges
+    // (9) The last block to arrive reduces.
     //! [arrive]
-    __syncthreads();  // this block's part is stored; nobody reads the sums any more
+    __syncthreads();  // the partial result is stored; all threads have read sSum
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
                                  [&](int n) { return partial_index(n, r); });
-    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // reset for the next launch
     //! [arrive]
   }
 }

@@ -1,16 +1,18 @@
-// v13_mla_wgmma: latent attention of 64 rows by wgmma.
+// v13_mla_wgmma: latent attention with wgmma, 64 rows per block.
 //
 // parent    v12_mla
-// idea      O of 64 rows and 512 columns are 128 KB, half of an SM's registers: two warpgroups have
-//           256 columns each, as in FlashMLA. S has 64 columns and is the work of the first one
-//           alone, with softmax; the second one copies the next tile meanwhile. P and the factors
-//           of the rows pass through shared memory, and both multiply P with their columns of V:
-//           the panels of K, read across. 128 heads are two row tiles and not eight. O is rescaled
-//           only where a maximum has grown by 8, as in chapter 04: both warpgroups wait for it.
+// change    Two warpgroups own 256 columns of O each. The first one computes S, which has only 64
+//           columns, and softmax; meanwhile the second one copies the next tile. P and the rescale
+//           factors go through shared memory. Then both multiply P by their columns of V, the
+//           panels of K read as MN-major. O is rescaled lazily, as in chapter 04, because both
+//           warpgroups wait for the rescale.
+// why       128 heads are two row tiles instead of eight, so K is read twice from L2 instead of
+//           eight times. O of 64 rows and 512 columns takes 128 KB, half of an SM's registers.
 // expect    16 heads: the bandwidth of HBM, although 48 of 64 rows are empty. 128 heads: the tensor
-//           pipe is busy but for softmax, which nothing overlaps
+//           pipe is busy except during softmax, which nothing overlaps
 // supports  fp16, bf16; head dim 576 (512 of V), one K/V head; 1 to 16 queries, any lengths and
 //           page sizes, causal, windows; scales from 1e-37
+// source    FlashMLA, for the split of O by columns
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
 #include "ptx/global_flag.h"
@@ -30,36 +32,36 @@ using namespace splits;
 struct Config {
   static constexpr int kHeadDim = kLatentDim, kRows = kWgmmaRows;
   static constexpr int kOutDim = kLatentValues;                   // the first columns of K are V
-  static constexpr int kBlockN = 64, kTile = kBlockN;             // keys of a tile
+  static constexpr int kBlockN = 64, kTile = kBlockN;             // keys per tile
   static constexpr int kNumWarps = 8, kThreads = 32 * kNumWarps;  // two warpgroups
-  static constexpr int kLanes = kHeadDim / 8;                     // chunks of a row: 16 bytes each
-  static constexpr int kColumns = kOutDim / 2;                    // of O, a warpgroup
-  static constexpr int kStages = 2;                               // tiles of keys
+  static constexpr int kLanes = kHeadDim / 8;                     // 16-byte chunks per row
+  static constexpr int kColumns = kOutDim / 2;                    // columns of O per warpgroup
+  static constexpr int kStages = 2;                               // pipeline stages
   static_assert(kTile == tile_keys(kHeadDim), "plans count other tiles");
 };
 
 constexpr float kRescaleThreshold = 8;  // log2 units: P <= 2^8
 
-// Tiles are panels of 64 columns, [columns / 64][rows, 64], as in chapter 06.
+// Tiles are stored as panels of 64 columns, [columns / 64][rows, 64], as in chapter 06.
 template <class Element, class Config>
 struct SharedStorage {
   alignas(1024) Element sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(1024) Element sQ[Config::kRows * Config::kHeadDim];
   alignas(1024) Element sP[Config::kRows * Config::kBlockN];
-  float sRescale[Config::kRows];  // what O is multiplied with before it gets P V of a tile
-  float sMax[Config::kRows];      // to base 2
+  float sRescale[Config::kRows];  // rescale factor of O before P V of a tile
+  float sMax[Config::kRows];      // in log2 units
   float sSum[Config::kRows];
-  bool last;  // whether this block merges
+  bool last;  // this block reduces the parts of the row block
   ATTN_MEMBERS(SharedStorage, sK, sQ, sP, sRescale, sMax, sSum, last)
 };
-// The swizzled offset of element (row, col) of a tile of 64 rows.
+// Swizzled offset of element (row, col) in a tile of 64 rows.
 //! [swizzle]
 __device__ __forceinline__ int swizzled_offset(int row, int col) {
   return (col / 64 * 64 + row) * 64 + ((col / 8) ^ row) % 8 * 8 + col % 8;
 }
 //! [swizzle]
 
-// The place of a key in the pool, counted in tokens: fewer than 2^31.
+// Slot of a key: its index in the pool, counted in tokens, below 2^31.
 struct Pages {
   const int* gTable;  // [max_pages]: the sequence's row of the page table
   int page_size;
@@ -68,19 +70,19 @@ __device__ __forceinline__ int slot_of(const Pages& pages, int key) {
   return pages.gTable[key / pages.page_size] * pages.page_size + key % pages.page_size;
 }
 
-// A warp has four neighbouring keys of each 16. The key whose slot a lane looks up, of a tile.
+// Each warp copies four neighbouring keys of each 16. Key of a tile whose slot this lane looks up.
 __device__ __forceinline__ int key_of_lane() {
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32 % 4;
   return lane_id % 16 / 4 * 16 + 4 * warp_id + lane_id % 4;
 }
-// Issues the copies of this thread's chunks of a tile of keys, of which `count` are there; the
-// others become 0. By a warpgroup. `slot`: of key key_of_lane() of the tile.
+// Issues cp.async of this thread's chunks of a KV tile; rows from `count` on become 0. Called by
+// one warpgroup. `slot`: of key key_of_lane() of the tile.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* gK, int slot, int count) {
   const int lane_id = threadIdx.x % 32, key = threadIdx.x / 32 % 4 * 4 + lane_id / 8;
 #pragma unroll
-  for (int n = 0; n < Config::kBlockN; n += 16) {  // 8 lanes have 128 bytes of a row at a time
+  for (int n = 0; n < Config::kBlockN; n += 16) {  // 8 lanes copy 128 contiguous bytes of a row
     const int row = n + key, bytes = row < count ? 16 : 0, chunk = lane_id % 8 * 8;
     Element* const to = tile + swizzled_offset(row, chunk);
     const Element* const from =
@@ -92,16 +94,16 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* gK, int 
 }
 //! [load]
 
-// (3) S = Q K^T, by one warpgroup, and (5) O += P V, the columns of each.
+// (3) S = Q K^T, by one warpgroup, and (5) O += P V, by both, each its columns.
 //! [mma]
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
-                                       const Element* sK) {
+                                        const Element* sK) {
   const SmemDescriptor q = smem_descriptor(sQ), k = smem_descriptor(sK);
   wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < Config::kHeadDim / 16; ++step) {  // 64 columns a panel
-    const int idx = step / 4 * 64 * 128 + step % 4 * 32;       // bytes
+  for (int step = 0; step < Config::kHeadDim / 16; ++step) {  // 64 columns per panel
+    const int idx = step / 4 * 64 * 128 + step % 4 * 32;      // in bytes
     wgmma<Element, false>(s, q + idx, k + idx, step > 0);
   }
   wgmma_commit();
@@ -109,7 +111,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4], cons
 }
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kColumns / 8][4], const Element* sP,
-                                       const Element* sV) {
+                                        const Element* sV) {
   const SmemDescriptor p = smem_descriptor(sP), v = smem_descriptor(sV, 64 * 128);
   wgmma_fence();
 #pragma unroll
@@ -120,14 +122,14 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kColumns / 8][4], con
 }
 //! [mma]
 
-// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `partial_index(n)`: where part n lies.
+// One warp reduces the partial results of a row. A lane owns four of each 128 columns and the
+// weight of every 32nd partial result. `partial_index(n)`: index of partial result n.
 //! [merge_row]
 template <class Element, class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
-  constexpr int kHeadDim = Config::kOutDim, kAtOnce = 4;  // parts in flight
+  constexpr int kHeadDim = Config::kOutDim, kAtOnce = 4;  // partial results in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
   float4 parts[kAtOnce][kOwn] = {};
@@ -169,26 +171,26 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads) attention_kernel(
-    const Element* gQ,      // [B, Hq, seqlen_q, 576]
-    const Element* gK,      // [num_pages, page_size, 576]
-    const int* gTable,      // [B, max_pages]: the pages of each sequence
-    const int* gSeqused,    // [B]: keys of each sequence
-    const WorkTile* gWork,  // [pieces]: what each team works on, one by one
-    const int* gWorkBegin,  // [teams + 1]: the first piece of each team
-    Element* gO,            // [B, Hq, seqlen_q, 512]
-    float* gLse,            // [B, Hq, seqlen_q]
-    float* gOPartial,       // [parts, row_tiles, kRows, 512]
-    float* gLsePartial,     // [parts, row_tiles, kRows], to base 2
-    unsigned* gSemaphore,   // [row blocks]: parts that are stored; 0 between launches
-    Shape shape, int row_tiles, int page_size, int max_pages) {
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,      // [B, Hq, seqlen_q, 576]
+                     const Element* gK,      // [num_pages, page_size, 576]
+                     const int* gTable,      // [B, max_pages]: page table
+                     const int* gSeqused,    // [B]: valid keys per sequence
+                     const WorkTile* gWork,  // [work tiles] of all teams
+                     const int* gWorkBegin,  // [teams + 1]: the first work tile of each team
+                     Element* gO,            // [B, Hq, seqlen_q, 512]
+                     float* gLse,            // [B, Hq, seqlen_q]
+                     float* gOPartial,       // [parts, row_tiles, kRows, 512]
+                     float* gLsePartial,     // [parts, row_tiles, kRows], in log2 units
+                     unsigned* gSemaphore,   // [row blocks]: arrivals; 0 between launches
+                     Shape shape, int row_tiles, int page_size, int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   constexpr int kOutDim = Config::kOutDim;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32, warpgroup_id = warp_id / 4;
   const int quad_row = 16 * (warp_id % 4) + lane_id / 4, quad_col = lane_id % 4 * 2;
   //! [teams]
-  // The blocks of a team have one row tile each, of one sequence after the other.
+  // The blocks of a team have one row tile each of the same sequence.
   const int team = blockIdx.x / row_tiles, row_tile_id = blockIdx.x % row_tiles;
   for (int piece = gWorkBegin[team]; piece < gWorkBegin[team + 1]; ++piece) {
     const auto [b, tile, count, split, num_splits, first_part] = gWork[piece];
@@ -197,13 +199,13 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
     const KvRange keys{all.begin + tile * Config::kTile,
-                    min(all.end, all.begin + (tile + count) * Config::kTile)};
+                       min(all.end, all.begin + (tile + count) * Config::kTile)};
     const Pages pages{gTable + int64_t{b} * max_pages, page_size};
-    const auto partial_index = [&](int n, int row) {  // of part n
+    const auto partial_index = [&](int n, int row) {  // index of partial result n
       return (int64_t{first_part + n} * row_tiles + row_tile_id) * kRows + row;
     };
 
-    // (1) load Q, which stays. Rows that are not there become 0.
+    // (1) Load Q, which stays. Rows past the last become 0.
     //! [load_q]
     for (int idx = threadIdx.x; idx < kRows * Config::kLanes; idx += Config::kThreads) {
       const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;
@@ -221,9 +223,9 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
-    // (2) K_j, a tile ahead, by the second warpgroup
+    // (2) Issue K_j one tile ahead, by the second warpgroup.
     //! [pipeline]
-    // The slots of the tile at key0, of keys behind the end that of the last one.
+    // Slot of this lane's key of the tile at key0; past the end, that of the last key.
     const auto look_up = [&](int key0) {
       return key0 < keys.end ? slot_of(pages, min(key0 + key_of_lane(), keys.end - 1)) : 0;
     };
@@ -238,15 +240,16 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     int stage = 0;
     for (int key0 = keys.begin; key0 < keys.end; key0 += kBlockN, stage ^= 1) {
       cp_async_wait<0>();
-      fence_proxy_async();  // the async proxy, by which wgmma reads, knows of this thread's copies
-      __syncthreads();       // Q and the tile are there; all are done with P V of the one before
+      // make this thread's copies visible to the async proxy, through which wgmma reads
+      fence_proxy_async();
+      __syncthreads();  // Q and the tile are visible; P V of the previous tile is complete
       if (warpgroup_id == 1) load_kv(key0 + kBlockN, stage ^ 1);
       //! [pipeline]
       if (warpgroup_id == 0) {
         // (3) S = Q K^T
         float s[kBlockN / 8][4];
         gemm_qk<Element, Config>(s, smem.sQ, smem.sK[stage]);
-        // (4) softmax; -inf where a query does not see a key, in tiles where there is such a key
+        // (4) Online softmax; -inf where masked, in tiles that contain masked keys.
         //! [softmax]
         if (key0 < max(kv_range[0].begin, kv_range[1].begin) ||
             key0 + kBlockN > min(kv_range[0].end, kv_range[1].end)) {
@@ -258,7 +261,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
                   j < kv_range[i / 2].begin || j >= kv_range[i / 2].end)
                 s[n][i] = -INFINITY;
         }
-        float max[2] = {s[0][0], s[0][2]};  // not scaled yet
+        float max[2] = {s[0][0], s[0][2]};  // unscaled
 #pragma unroll
         for (int n = 0; n < kBlockN / 8; ++n)
 #pragma unroll
@@ -286,9 +289,9 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
             *reinterpret_cast<uint32_t*>(smem.sP +
                                          swizzled_offset(quad_row + 8 * r, 8 * n + quad_col)) =
                 pack2<Element>(s[n][2 * r], s[n][2 * r + 1]);
-        fence_proxy_async();  // P is for wgmma
+        fence_proxy_async();  // make P visible to the async proxy
       }
-      __syncthreads();  // P and the factors are there
+      __syncthreads();  // P and the rescale factors are visible
       const float rescale[2] = {smem.sRescale[quad_row], smem.sRescale[quad_row + 8]};
       if (__any_sync(~0u, rescale[0] < 1 || rescale[1] < 1)) {  // rare after the first tiles
 #pragma unroll
@@ -301,7 +304,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       gemm_pv<Element, Config>(o, smem.sP, smem.sK[stage] + warpgroup_id * Config::kColumns * 64);
     }
 
-    // (6) both warpgroups get the sums
+    // (6) Both warpgroups read the row sums.
     //! [merge]
     cp_async_wait<0>();
 #pragma unroll
@@ -310,14 +313,14 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       if (warpgroup_id == 0 && quad_col == 0)
         smem.sMax[quad_row + 8 * r] = row_max[r], smem.sSum[quad_row + 8 * r] = sum;
     }
-    __syncthreads();  // the sums are there
+    __syncthreads();  // the sums are visible
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = quad_row + 8 * r, col = warpgroup_id * Config::kColumns + quad_col;
       if (row >= rows.count) continue;
       const float sum = smem.sSum[row];
       //! [merge]
-      // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+      // (7) O = O / l of this work tile; (8) store O and lse, -inf if no key is visible.
       const float factor = sum != 0 ? 1 / sum : 0;
       const float lse = sum != 0 ? smem.sMax[row] + log2f(sum) : -INFINITY;
       const int64_t to = num_splits == 1 ? rows.first + row : partial_index(split, row);
@@ -334,17 +337,17 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       (num_splits == 1 ? gLse : gLsePartial)[to] = num_splits == 1 ? kLn2 * lse : lse;
     }
 
-    // (9) the last one merges
+    // (9) The last block to arrive reduces.
     //! [arrive]
-    __syncthreads();  // this block's part is stored; nobody reads the sums any more
+    __syncthreads();  // the partial result is stored; all threads have read sSum
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
                                  [&](int n) { return partial_index(n, r); });
-    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // reset for the next launch
     //! [arrive]
   }
 }

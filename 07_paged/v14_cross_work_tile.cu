@@ -1,11 +1,12 @@
-// v14_cross_work_tile: the copies of the next piece begin while this one is merged.
+// v14_cross_work_tile: loads of the next work tile overlap with the end of this one.
 //
 // parent    v5_balanced_plan
-// idea      At the end of a piece the copies of v5 run dry: its warps meet, merge, store, and only
-//           then look up the pages of the next piece, one latency after the other. A batch of short
-//           sequences has a piece every few microseconds. Here the ring of copies knows the list of
-//           pieces and goes on into the next one, and Q of the next piece is fetched meanwhile.
-//           The warps' parts of O lie in the stage of the ring that has just become free.
+// change    The KV tiles of a warp form one list across work tiles, and the multi-stage buffer
+//           continues into the next work tile. Q of the next work tile is loaded meanwhile. Each
+//           warp's part of O uses the stage that has just become free.
+// why       At the end of a work tile of v5 no copies are in flight: warps synchronise, merge,
+//           store, and only then look up the next pages, one latency after the other. With short
+//           sequences this happens every few microseconds.
 // expect    batches of very short sequences: dram__throughput rises
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows, GQA
@@ -27,34 +28,35 @@ using namespace splits;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 16;
-  static constexpr int kBlockN = 16;  // keys of a warp's tile
+  static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
-  static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
-  static constexpr int kLanes = kHeadDim / 8;             // that copy a row: 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;         // rows that a warp copies at once
-  static constexpr int kParts = kNumWarps;                 // per row
-  static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // tiles of K and V of a warp
-  static constexpr bool kQStays = kHeadDim <= 128;  // in registers, which d = 256 has too few of
+  static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
+  static constexpr int kLanes = kHeadDim / 8;             // lanes per row, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows per load of a warp
+  static constexpr int kParts = kNumWarps;                // partial results per row
+  static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
+  static constexpr bool kQStays = kHeadDim <= 128;  // in registers; for lack of them not at d=256
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
   static_assert(kTile == tile_keys(kHeadDim), "plans count other tiles");
 };
 
 template <class Element, class Config>
 struct SharedStorage {
-  // K, then V, of each stage of each warp; in a stage that is free its part of O.
+  // K, then V, per stage and warp; a free stage holds the warp's part of O.
   alignas(16) Element sKV[Config::kNumWarps][Config::kStages][2][Config::kBlockN][Config::kHeadDim];
   alignas(16) Element sQ[Config::kRows][Config::kHeadDim];
-  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  int sStage[Config::kParts];  // where a warp's part of O lies
-  bool last;                   // whether this block merges
+  int sStage[Config::kParts];  // offset of a warp's part of O
+  bool last;                   // this block reduces the parts of the row block
   ATTN_MEMBERS(SharedStorage, sKV, sQ, sMax, sSum, sStage, last)
 };
-// A warp's part of O [kRows, d] in floats is as large as a stage. Eight floats are a chunk; four
-// rows of one column of chunks, which half a warp stores at once, lie in all 32 banks.
+// A warp's part of O [kRows, d] in fp32 has the size of a stage. Swizzle of chunks of eight floats:
+// half a warp stores four rows of one column of chunks at once, to all 32 banks.
 __device__ __forceinline__ int part_offset(int row, int col) { return col ^ row % 4 * 8; }
 
-// The swizzled offset of element (row, col) of a tile [kBlockN, kHeadDim], as in chapter 04.
+// XOR swizzle: offset of element (row, col) in a tile [kBlockN, kHeadDim]. 16-byte chunks of a row
+// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks.
 //! [swizzle]
 template <int kHeadDim>
 __device__ __forceinline__ int swizzled_offset(int row, int col) {
@@ -62,8 +64,8 @@ __device__ __forceinline__ int swizzled_offset(int row, int col) {
 }
 //! [swizzle]
 
-// Where the tokens of a sequence lie, and the place of one in the pool, counted in tokens: fewer
-// than 2^31. That times the numbers of a token may be more, so offsets have 64 bits.
+// Slot of a key: its index in the pool, counted in tokens, below 2^31. slot * elements per token
+// can exceed 2^31, so offsets are 64-bit.
 //! [slot]
 struct Pages {
   const int* gTable;  // [max_pages]: the sequence's row of the page table
@@ -74,21 +76,21 @@ __device__ __forceinline__ int slot_of(const Pages& pages, int key) {
 }
 //! [slot]
 
-// The list of a block's pieces as a warp sees it. A lane has one of 32, so that going on to the
-// next takes shuffles, not loads that wait for each other.
+// A block's list of work tiles. Each lane holds one of 32 entries, so advancing takes shuffles
+// instead of dependent loads.
 //! [next_pieces]
 struct PlannedTile {
   WorkTile work;
-  int seqlen_k;  // keys of its sequence
+  int seqlen_k;  // of its sequence
 };
 struct Pieces {
   const WorkTile* gWork;
   const int* gSeqused;
-  int heads, end;  // row blocks of a sequence; behind the block's last piece
+  int heads, end;  // row blocks per sequence; end of the block's work tiles
   int first = -32;
   PlannedTile lane_tile = {};
 
-  // Piece n < end; from call to call n grows. For all lanes of a warp.
+  // Work tile n < end; n must not decrease from call to call. Called by all lanes of a warp.
   __device__ __forceinline__ PlannedTile at(int n) {
     if (n - first >= 32) {
       first = n;
@@ -111,9 +113,9 @@ __device__ __forceinline__ KvRange keys_of(const Shape& shape, const PlannedTile
 }
 //! [next_pieces]
 
-// Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
-// become 0. `gK`, `gV`: the lane's chunk of the pool's first token, which has `token` numbers.
-// `slot`: of key `lane_id % kBlockN` of the tile, in each lane.
+// Issues cp.async of this lane's chunks of a KV tile; rows from `count` on become 0. `gK`, `gV`:
+// the lane's chunk of the pool's first token; `token`: elements per token. `slot`: of key
+// `lane_id % kBlockN` of the tile, in each lane.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* sK, Element* sV, const Element* gK,
@@ -134,8 +136,8 @@ __device__ __forceinline__ void load_tile(Element* sK, Element* sV, const Elemen
 //! [mma]
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
-                                       const uint32_t (&q)[Config::kHeadDim / 16][4],
-                                       const Element* sK) {
+                                        const uint32_t (&q)[Config::kHeadDim / 16][4],
+                                        const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = lane_id / 16 * 8 + lane_id % 8;
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim / 16; ++step)
@@ -150,8 +152,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
 }
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
-                                       const float (&p)[Config::kBlockN / 8][4],
-                                       const Element* sV) {
+                                        const float (&p)[Config::kBlockN / 8][4],
+                                        const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kBlockN / 16; ++k) {
@@ -170,17 +172,17 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [mma]
 
-// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `partial_index(n)`: where part n lies.
+// One warp reduces the partial results of a row. A lane owns four of each 128 columns and the
+// weight of every 32nd partial result. `partial_index(n)`: index of partial result n.
 //! [merge_row]
 template <class Element, class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
-  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
+  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // partial results in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
-  const bool owner = 4 * lane_id < kHeadDim;  // with d = 64 half of the lanes have no columns
+  const bool owner = 4 * lane_id < kHeadDim;  // at d=64 half of the lanes own no columns
   float4 parts[kAtOnce][kOwn] = {};
   const auto load = [&](int n0) {
 #pragma unroll
@@ -221,20 +223,20 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
-    const Element* gQ,      // [B, Hq, seqlen_q, d]
-    const Element* gK,      // [num_pages, page_size, Hkv, d]
-    const Element* gV,      // [num_pages, page_size, Hkv, d]
-    const int* gTable,      // [B, max_pages]: the pages of each sequence
-    const int* gSeqused,    // [B]: keys of each sequence
-    const WorkTile* gWork,  // [pieces]: what each block works on, one by one
-    const int* gWorkBegin,  // [blocks + 1]: the first piece of each block
-    Element* gO,            // [B, Hq, seqlen_q, d]
-    float* gLse,            // [B, Hq, seqlen_q]
-    float* gOPartial,       // [parts, kRows, d]
-    float* gLsePartial,     // [parts, kRows], to base 2
-    unsigned* gSemaphore,   // [row blocks]: parts that are stored; 0 between launches
-    Shape shape, int row_tiles, int page_size, int max_pages) {
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    attention_kernel(const Element* gQ,      // [B, Hq, seqlen_q, d]
+                     const Element* gK,      // [num_pages, page_size, Hkv, d]
+                     const Element* gV,      // [num_pages, page_size, Hkv, d]
+                     const int* gTable,      // [B, max_pages]: page table
+                     const int* gSeqused,    // [B]: valid keys per sequence
+                     const WorkTile* gWork,  // [work tiles] of all blocks
+                     const int* gWorkBegin,  // [blocks + 1]: the first work tile of each block
+                     Element* gO,            // [B, Hq, seqlen_q, d]
+                     float* gLse,            // [B, Hq, seqlen_q]
+                     float* gOPartial,       // [parts, kRows, d]
+                     float* gLsePartial,     // [parts, kRows], in log2 units
+                     unsigned* gSemaphore,   // [row blocks]: arrivals; 0 between launches
+                     Shape shape, int row_tiles, int page_size, int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   constexpr int kStages = Config::kStages, kStep = Config::kTile;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
@@ -242,11 +244,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
   const int begin = gWorkBegin[blockIdx.x], end = gWorkBegin[blockIdx.x + 1];
   if (begin == end) return;
-  const int token = shape.kv_heads * kHeadDim;  // numbers of a token
+  const int token = shape.kv_heads * kHeadDim;  // elements per token
   const int heads = shape.kv_heads * row_tiles;
   Pieces pieces{gWork, gSeqused, heads, end};
 
-  // (1) Q of a piece, whose chunks threads have in registers on the way. Absent rows become 0.
+  // (1) Load Q of a work tile through registers. Rows past the last become 0.
   //! [load_q]
   constexpr int kChunksOfQ = kRows * Config::kLanes;
   uint4 q_chunks[ceil_div(kChunksOfQ, Config::kThreads)];
@@ -271,17 +273,17 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
   };
   //! [load_q]
 
-  // (2) K_j and V_j, kStages - 1 tiles ahead, whatever piece they belong to. `next`: the tile that
-  // this warp loads next. Where there is none groups of copies are empty.
+  // (2) Issue K_j and V_j, kStages - 1 tiles ahead, across work tiles. `next`: the tile that this
+  // warp loads next. Past the last tile the cp.async groups are empty.
   //! [pipeline]
   struct {
     Pieces pieces;
     int piece, key0;
     KvRange keys;
     Pages pages;
-    int kv, slot;  // of the lane's chunk in a token; of its key in the pool
+    int kv, slot;  // offset of the lane's chunk in a token; slot of its key
   } next{pieces, begin, 0, {}, {nullptr, page_size}, 0, 0};
-  const auto find_piece = [&]() {  // the first in which this warp has a tile
+  const auto find_piece = [&]() {  // the first work tile in which this warp has a KV tile
     for (; next.piece < end; ++next.piece) {
       const PlannedTile piece = next.pieces.at(next.piece);
       next.keys = keys_of<Config>(shape, piece);
@@ -292,7 +294,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
       if (next.key0 < next.keys.end) return;
     }
   };
-  const auto look_up = [&]() {  // of keys behind the end that of the last one
+  const auto look_up = [&]() {  // past the end, the last key
     if (next.piece < end)
       next.slot = slot_of(next.pages, min(next.key0 + lane_id % kBlockN, next.keys.end - 1));
   };
@@ -301,7 +303,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
       const int kv = next.kv, slot = next.slot, count = next.keys.end - next.key0;
       next.key0 += kStep;
       if (next.key0 >= next.keys.end) ++next.piece, find_piece();
-      look_up();  // ahead of the copies, which would hold it up
+      look_up();  // before the copies, behind which it would queue
       auto& sKV = smem.sKV[warp_id][stage];
       load_tile<Config>(&sKV[0][0][0], &sKV[1][0][0], gK + kv, gV + kv, token, slot, count);
     }
@@ -312,7 +314,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
   look_up();
   for (int stage = 0; stage < kStages - 1; ++stage) load_kv(stage);
   put_q();
-  __syncthreads();  // Q of all threads is there
+  __syncthreads();  // Q is visible
   int stage = 0;
   for (int piece_id = begin; piece_id < end; ++piece_id) {
     const PlannedTile piece = pieces.at(piece_id);
@@ -324,9 +326,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     const int query = rows.row0 + quad_row;
-    const KvRange kv_range[2] = {keys_of_query(shape, piece.seqlen_k, query % shape.seqlen_q),
-                          keys_of_query(shape, piece.seqlen_k, (query + 8) % shape.seqlen_q)};
-    uint32_t q[kHeadDim / 16][4];  // operands of the first MMA
+    const KvRange kv_range[2] = {
+        keys_of_query(shape, piece.seqlen_k, query % shape.seqlen_q),
+        keys_of_query(shape, piece.seqlen_k, (query + 8) % shape.seqlen_q)};
+    uint32_t q[kHeadDim / 16][4];  // A fragments of Q K^T
     const auto read_q = [&] {
 #pragma unroll
       for (int step = 0; step < kHeadDim / 16; ++step)
@@ -336,17 +339,17 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
     if constexpr (Config::kQStays) read_q();
     for (int key0 = keys.begin + warp_id * kBlockN; key0 < keys.end;
          key0 += kStep, stage = (stage + 1) % kStages) {
-      __syncwarp();  // all lanes are done with the tile before, whose place is filled anew
+      __syncwarp();  // all lanes have read the previous tile, whose stage is refilled
       load_kv((stage + kStages - 1) % kStages);
       cp_async_wait<kStages - 1>();
-      __syncwarp();  // this tile of all lanes is there
+      __syncwarp();  // this tile's copies of all lanes are visible
       const auto& sKV = smem.sKV[warp_id][stage];
       if constexpr (!Config::kQStays) read_q();
       //! [pipeline]
-      // (3) S = Q K^T, -inf where a query does not see a key
+      // (3) S = Q K^T, -inf where masked.
       float s[kBlockN / 8][4] = {};
       gemm_qk<Element, Config>(s, q, &sKV[0][0][0]);
-      // (4) softmax
+      // (4) Online softmax.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
 #pragma unroll
@@ -354,8 +357,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int j = key0 + 8 * n + quad_col + i % 2;
-          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
-                                                                  : s[n][i] * softmax_scale_log2;
+          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end
+                        ? -INFINITY
+                        : s[n][i] * softmax_scale_log2;
           max[i / 2] = fmaxf(max[i / 2], s[n][i]);
         }
       float rescale[2];
@@ -382,7 +386,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
       gemm_pv<Element, Config>(o, s, &sKV[1][0][0]);
     }
 
-    // (6) merge the parts, while Q of the next piece comes
+    // (6) Reduce across warps, while Q of the next work tile is loaded.
     //! [merge]
     const bool more = piece_id + 1 < end;
     if (more) fetch_q(rows_of(shape, pieces.at(piece_id + 1).work.row_block, kRows));
@@ -391,7 +395,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
     };
     const int free_stage = (stage + kStages - 1) % kStages;
     static_assert(sizeof smem.sKV[0][0] == sizeof(float[kRows][kHeadDim]), "a part fills a stage");
-    __syncwarp();  // all lanes are done with the tile that was there
+    __syncwarp();  // all lanes have read the tile in this stage
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = quad_row + 8 * r;
@@ -404,8 +408,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
       if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
     }
     if (lane_id == 0) smem.sStage[warp_id] = free_stage;
-    __syncthreads();                       // the parts are there; all are done with Q
-    constexpr int kChunks = kHeadDim / 4;  // of a row: four columns each
+    __syncthreads();  // m, l and O of all warps are visible; all warps have read Q
+    constexpr int kChunks = kHeadDim / 4;  // chunks per row, of four columns
     for (int idx = threadIdx.x; idx < rows.count * kChunks; idx += Config::kThreads) {
       const int r = idx / kChunks, col = idx % kChunks * 4;
       float max = kLowest, sum = 0, out[4] = {};
@@ -420,7 +424,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
                                                     part_offset(r, col)));
       }
       //! [merge]
-      // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+      // (7) O = O / l of this work tile; (8) store O and lse, -inf if no key is visible.
       const float factor = sum != 0 ? 1 / sum : 0;
       const float lse = sum != 0 ? max + log2f(sum) : -INFINITY;
       if (num_splits == 1) {
@@ -434,18 +438,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
       if (col == 0) gLsePartial[to] = lse;
     }
 
-    // (9) the last one merges
+    // (9) The last block to arrive reduces.
     //! [arrive]
     if (more) put_q();
-    __syncthreads();  // this block's part is stored, and Q; the warps' parts may be overwritten
+    // the partial result and Q are stored; the warps' parts of O may be overwritten
+    __syncthreads();
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
                                  [&](int n) { return int64_t{first_part + n} * kRows + r; });
-    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // reset for the next launch
     //! [arrive]
   }
 }

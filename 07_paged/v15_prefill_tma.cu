@@ -1,13 +1,14 @@
-// v15_prefill_tma: prefill on pages by TMA and wgmma.
+// v15_prefill_tma: prefill on pages with TMA and wgmma.
 //
 // parent    06_flash_v3_hopper/v14_tuned
-// idea      A tile of K or V is no box of TMA any more, for its keys lie in pages: it is a box for
-//           each stretch of rows in one page. A box is whole rows; it arrives as atoms of 8 rows
-//           and 64 columns, and wgmma is told how far apart groups of rows are. A warp issues a box
-//           only every 47 cycles or so: one warp has those of K, another those of V.
-//           A lane looks up the page of its own box, a tile ahead. Behind the end there is poison:
-//           boxes there, and single rows of V in the box that holds the end, are taken from a page
-//           that is not there, and arrive as zeros.
+// change    A K or V tile is loaded by one TMA box per page instead of a single box. A box holds
+//           whole rows, as atoms of 8 rows and 64 columns; the wgmma descriptor gives the stride
+//           between groups of 8 rows. One warp issues the boxes of K, another those of V. Each lane
+//           looks up the page of its own box one tile ahead. Boxes past the end, and single rows of
+//           V in the box that contains the end, get out-of-range coordinates: TMA fills them with
+//           zeros.
+// why       The keys of a tile lie in several pages. One warp issues a box only about every 47
+//           cycles. Rows past the end may be NaN, and 0 times NaN is NaN.
 // expect    the time of chapter 06's step on contiguous K and V; gpu__time_duration.sum by page
 //           size, as boxes become smaller
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, ragged batches, causal, windows, GQA;
@@ -81,8 +82,8 @@ template <bool kShort>
 struct Config<256, kShort> : Tuned<256, Tuning{.block_n = 64, .q_stages = 1, .pingpong = false}> {};
 //! [config]
 
-// With TMA's swizzle of 128 bytes. Q is panels of 64 columns, [d / 64][rows, 64]; K and V are atoms
-// of 8 rows and 64 columns as their boxes bring them, [rows / 8][d / 64][8, 64].
+// With TMA's 128-byte swizzle. Q: panels of 64 columns, [d / 64][rows, 64]. K and V: atoms of 8
+// rows and 64 columns, as their boxes deliver them, [rows / 8][d / 64][8, 64].
 template <class Element, class Config>
 struct SharedStorage {
   alignas(1024) Element sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
@@ -92,7 +93,8 @@ struct SharedStorage {
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
   // mbarriers: all consumer warps have released the tile
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  // mbarriers too: a tile is described; take the next one. K's warp may be tiles ahead of V's.
+  // mbarriers of the tile ring: a tile is described; take the next one. K's warp may be tiles ahead
+  // of V's.
   uint64_t work_full[4], prefetch;
   WorkTile work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
@@ -206,14 +208,15 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   mbarrier_arrive(&smem.q_full[q.index()]);
 }
 
-// A warp loads K_j, another V_j, as stages become free. A lane has one box of a tile, whole rows.
+// K/V producers: one warp loads K_j, another V_j, into empty stages. Each lane issues one box of
+// whole rows.
 template <bool kOfV, class Element, class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
                                            const TensorMap& mapK, const TensorMap& mapV,
                                            const TensorMap& mapRow, const Pages& pages) {
   constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim * 2;
   constexpr int kPanels = Config::kHeadDim / 64;
-  const auto lane = [] { return thread_index() % kWarp; };  // a register less, of 32
+  const auto lane = [] { return thread_index() % kWarp; };  // saves one register of 32
   const int box_rows = pages.box_rows, boxes = kBlockN / box_rows;
   const int own_row = lane() * box_rows;
   PipelineState<Config::kStages> kv;
@@ -224,14 +227,14 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
     int ahead = page_of(pages, work, work.kv_range.begin * kBlockN + own_row);
     for (int n_block = work.kv_range.begin; n_block < work.kv_range.end; ++n_block, kv.advance()) {
       const int key = n_block * kBlockN + own_row, slot = slot_of(pages, work, key, ahead);
-      ahead = page_of(pages, work, key + kBlockN);  // not waited for before the next tile
+      ahead = page_of(pages, work, key + kBlockN);  // its latency overlaps with this tile's copies
       if (!kOfV && lane() == 0 &&
           n_block == max(work.kv_range.begin, work.kv_range.end - kPrefetchBlocks))
         mbarrier_arrive(&smem.prefetch);
       const auto arm = [&](uint64_t* full, uint64_t* empty) {
         mbarrier_wait(empty, kv.phase() ^ 1);  // passes at once the first time
         if (lane() == 0) mbarrier_arrive_expect_tx(full, kTileBytes);
-        __syncwarp();  // all bytes of the tile are announced before any of them arrives
+        __syncwarp();  // expect all bytes of the tile before any box is issued
       };
       const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full) {
         tma_load(tile + own_row * Config::kHeadDim, map, full,
@@ -243,13 +246,14 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
         if (lane() < boxes) load(smem.sK[stage], mapK, &smem.k_full[stage]);
         continue;
       }
-      // Scores of K behind the end are masked, whatever they are; but 0 times V must be 0.
+      // Scores of keys past the end are masked, but for V 0 times NaN is NaN: V must be 0 there.
       //! [tail]
-      const int rows = work.seqlen_k - n_block * kBlockN;  // of V, that there are
+      const int rows = work.seqlen_k - n_block * kBlockN;  // valid rows of V
       const bool is_cut = lane() < boxes && own_row < rows && rows < own_row + box_rows;
       arm(&smem.v_full[stage], &smem.v_empty[stage]);
       if (lane() < boxes && !is_cut) load(smem.sV[stage], mapV, &smem.v_full[stage]);
-      if (const unsigned cut = __ballot_sync(~0u, is_cut); cut != 0) {  // it comes row by row
+      // load the partial box row by row
+      if (const unsigned cut = __ballot_sync(~0u, is_cut); cut != 0) {
         const int holder = __ffs(static_cast<int>(cut)) - 1;
         const int row0 = __shfl_sync(~0u, own_row, holder), slot0 = __shfl_sync(~0u, slot, holder);
         for (int i = lane(); i < box_rows; i += kWarp) {
@@ -284,11 +288,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     attention_kernel(const __grid_constant__ TensorMap mapQ,    // [B Hq, d / 64, seqlen_q, 64]
                      const __grid_constant__ TensorMap mapK,    // pool, [Hkv d / 64, tokens, 64]
                      const __grid_constant__ TensorMap mapV,    // as K
-                     const __grid_constant__ TensorMap mapRow,  // V, in boxes of a row
+                     const __grid_constant__ TensorMap mapRow,  // V, boxes of one row
                      Element* __restrict__ gO,  // [B, Hq, seqlen_q, d] or [tokens, Hq, d]
                      float* __restrict__ gLse,  // [B, Hq, seqlen_q] or [Hq, tokens]
-                     const int* __restrict__ gCuSeqlensQ,  // [B + 1], or null: not ragged
-                     const int* __restrict__ gSeqused,     // [B]: keys of each sequence
+                     const int* __restrict__ gCuSeqlensQ,  // [B + 1]; null if not ragged
+                     const int* __restrict__ gSeqused,     // [B]: valid keys per sequence
                      Pages pages, Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();

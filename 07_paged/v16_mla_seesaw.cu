@@ -1,19 +1,20 @@
-// v16_mla_seesaw: latent attention whose softmax runs under products.
+// v16_mla_seesaw: latent attention with softmax overlapped with MMAs (FlashMLA's seesaw schedule).
 //
 // parent    two: the tiles of v13_mla_wgmma, the copies of v15_prefill_tma
-// idea      FlashMLA's seesaw. S, softmax and P of the even tiles are the left warpgroup's, of the
-//           odd tiles the right one's. O stays cut by columns, so that each P is multiplied twice:
-//           by its own warpgroup from registers, by the other one from shared memory. While one
-//           computes a softmax, the tensor cores have products of the other. Both share one
-//           maximum, which goes to and fro with P.
-//           A third warpgroup copies by TMA, with boxes of a page as in v15_prefill_tma. A tile has
-//           two halves, the columns that a warpgroup multiplies as V, and that it releases on its
-//           own. Q of the next piece comes while O of this one is stored.
-// expect    128 heads: 250 us for 128 sequences of 4096 keys on an H200. Softmax is hidden; copies
-//           are not wholly, for a tile of 72 KB is loaded only where another one has been given up.
+// change    The left warpgroup computes S, softmax and P of the even tiles, the right one of the
+//           odd tiles. Each still owns half of O's columns, so each P is multiplied twice: by its
+//           own warpgroup from registers, by the other one from shared memory. Both share one
+//           running max, which is passed along with P. A third warpgroup issues TMA loads, one box
+//           per page as in v15_prefill_tma. A tile has two halves, the columns that each warpgroup
+//           multiplies as V; each warpgroup releases its half. Q of the next work tile is loaded
+//           while O of this one is stored.
+// why       While one warpgroup computes a softmax, the tensor cores execute MMAs of the other.
+// expect    128 heads: 250 us for 128 sequences of 4096 keys on an H200. Softmax is hidden; loads
+//           are not fully, because a tile of 72 KB waits for another one to be released.
 //           16 heads: the bandwidth of HBM, as before
 // supports  fp16, bf16; head dim 576 (512 of V), one K/V head; 1 to 16 queries, any lengths,
 //           causal; page sizes that are multiples of 8; scales from 1e-37
+// source    FlashMLA, seesaw schedule
 #include "attn/kernel.h"
 #include "ptx/global_flag.h"
 #include "ptx/mbarrier.h"
@@ -37,21 +38,21 @@ using namespace latent;
 using hopper::kWarp, hopper::kWarpgroup, hopper::with_stride_byte_offset, hopper::PipelineState;
 
 //! [config]
-// The warpgroups that compute. Their columns of O are those of a half of a tile of keys.
+// Consumer warpgroups. The columns of O that each owns are those of one half of a KV tile.
 enum Side { kLeft = 0, kRight = 1 };
-// Named barriers; 0 is that of __syncthreads. kPReady + side: its P is in shared memory.
-// kSideDone + side: its warps are done with the P of the other. kBoth: both sides are here.
+// Named barriers. 0 is used by __syncthreads. kPReady + side: P of this side is in shared memory.
+// kSideDone + side: its warps have finished reading the P of the other side. kBoth: both sides.
 constexpr int kPReady = 1, kSideDone = 3, kBoth = 5;
 
 struct Config {
   static constexpr int kHeadDim = kLatentDim, kRows = kWgmmaRows;
   static constexpr int kOutDim = kLatentValues;        // the first columns of K are V
-  static constexpr int kBlockN = 64, kTile = kBlockN;  // keys of a tile
+  static constexpr int kBlockN = 64, kTile = kBlockN;  // keys per tile
   static constexpr int kConsumers = 2 * kWarpgroup, kThreads = kConsumers + kWarpgroup;
-  static constexpr int kNumWarps = kConsumers / kWarp;  // that compute
-  static constexpr int kColumns = kOutDim / 2;          // of O, a warpgroup
-  // Panels of 64 columns of a half: four are V's left columns; four its right ones, and one is no
-  // part of V. Where the half begins.
+  static constexpr int kNumWarps = kConsumers / kWarp;  // consumer threads
+  static constexpr int kColumns = kOutDim / 2;          // columns of O per warpgroup
+  // Panels of 64 columns per half: the left one has V's first four; the right one V's last four and
+  // the RoPE part, which is not part of V. And the first panel of a half.
   __host__ __device__ static constexpr int panels(int half) { return half == kLeft ? 4 : 5; }
   __host__ __device__ static constexpr int begin(int half) { return half * kBlockN * 4 * 64; }
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
@@ -61,27 +62,27 @@ struct Config {
 
 constexpr float kRescaleThreshold = 8;  // log2 units: P <= 2^8
 
-// Q and P are panels of 64 columns, [columns / 64][rows, 64]. A half of a tile of keys is atoms of
-// 8 rows and 64 columns as its boxes bring them, [rows / 8][panels][8, 64].
+// Q and P: panels of 64 columns, [columns / 64][rows, 64]. A half of a KV tile: atoms of 8 rows and
+// 64 columns, as its boxes deliver them, [rows / 8][panels][8, 64].
 template <class Element, class Config>
 struct SharedStorage {
-  alignas(1024) Element sK[2][Config::kBlockN * Config::kHeadDim];  // an even tile, an odd one
+  alignas(1024) Element sK[2][Config::kBlockN * Config::kHeadDim];  // one even and one odd tile
   alignas(1024) Element sQ[Config::kRows * Config::kHeadDim];
-  alignas(1024) Element sP[Config::kRows * Config::kBlockN];  // of both sides, in turn
-  float sMax[2][Config::kRows];                               // of a side's last tile, to base 2
-  float sSum[2][Config::kRows];                               // of its keys, at the end
-  // mbarriers: bytes are there; whoever reads them is done. Of K [tile][half], the latter by the
-  // side that multiplies this half as V: it is the last of both to read it.
+  alignas(1024) Element sP[Config::kRows * Config::kBlockN];  // P of both sides, in turn
+  float sMax[2][Config::kRows];  // of each side's last tile, in log2 units
+  float sSum[2][Config::kRows];  // row sums of each side's keys, at the end
+  // mbarriers: bytes have landed; the buffer is released. For K [tile][half]: a half is released by
+  // the side that multiplies it as V, the last one to read it.
   uint64_t q_full, q_empty, k_full[2][2], k_empty[2][2];
-  bool last;  // whether this block merges
+  bool last;  // this block reduces the parts of the row block
   ATTN_MEMBERS(SharedStorage, sK, sQ, sP, sMax, sSum, q_full, q_empty, k_full, k_empty, last)
 };
-// The swizzled offset of element (row, col) of a panel of 64 rows.
+// Swizzled offset of element (row, col) in a panel of 64 rows.
 __device__ __forceinline__ int swizzled_offset(int row, int col) {
   return row * 64 + ((col / 8) ^ row) % 8 * 8 + col % 8;
 }
 
-// (3) S = Q K^T. Issues it, and does not wait.
+// (3) S = Q K^T. Issues only; does not wait.
 //! [issue_s]
 template <int kHalf, class Element, class Config>
 __device__ __forceinline__ void issue_s(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
@@ -100,13 +101,13 @@ __device__ __forceinline__ void issue_s(float (&s)[Config::kBlockN / 8][4], cons
 }
 //! [issue_s]
 
-// (5) O += P V, a side's columns. `p_of(n)`: P of 16 keys, its own in registers, that of the other
-// side in shared memory. Issues it, and does not wait.
+// (5) O += P V for the columns of a side. `p_of(n)`: P of 16 keys, its own from registers, the
+// other side's from shared memory. Issues only; does not wait.
 //! [issue_o]
 template <Side kSide, class Element, class Config, class POf>
 __device__ __forceinline__ void issue_o(float (&o)[Config::kColumns / 8][4], const Element* sK,
                                         POf p_of) {
-  constexpr int kGroup = Config::panels(kSide) * 1024;  // bytes from 8 keys to the next ones
+  constexpr int kGroup = Config::panels(kSide) * 1024;  // stride between groups of 8 keys, in bytes
   const SmemDescriptor v =
       with_stride_byte_offset(smem_descriptor(sK + Config::begin(kSide), 1024), kGroup);
   wgmma_fence();
@@ -117,9 +118,9 @@ __device__ __forceinline__ void issue_o(float (&o)[Config::kColumns / 8][4], con
 }
 //! [issue_o]
 
-// (1) load Q_i, (2) K_j, by one warp. A lane has a box of a tile: a page's rows that lie in it, at
-// least 8, so that a tile has 8 boxes at most. It looks up its page a tile ahead. Rows of Q behind
-// those of the sequence are the next one's, and are not stored.
+// Producer warp: (1) loads Q_i, (2) K_j. Each lane issues one box of a tile: the rows of one page,
+// at least 8, so a tile has at most 8 boxes. It looks up its page one tile ahead. Rows of Q past
+// the sequence's last belong to the next sequence; their results are not stored.
 //! [producer]
 template <class Element, class Config>
 __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem,
@@ -138,21 +139,21 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem,
     }
     int ahead = slot_of(pages, sequence, piece.begin + own_row, piece.end);
     for (int key0 = piece.begin, stage = 0; key0 < piece.end; key0 += Config::kBlockN, stage ^= 1) {
-      const int rows = piece.end - key0, slot = ahead;  // keys that there are
+      const int rows = piece.end - key0, slot = ahead;  // valid keys
       ahead = slot_of(pages, sequence, key0 + Config::kBlockN + own_row, piece.end);
-      // 0 times V must be 0: behind the end rows are zeros, and the box that holds the end comes
-      // row by row.
+      // 0 times NaN is NaN, so rows of V past the end must be 0: the box that contains the end is
+      // loaded row by row.
       const bool is_cut = lane < boxes && own_row < rows && rows < own_row + pages.box_rows;
       const unsigned cut = __ballot_sync(~0u, is_cut);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        constexpr int kGroup = 8 * 64;  // elements of an atom
+        constexpr int kGroup = 8 * 64;  // elements per atom
         const int panels = Config::panels(half), panel0 = half * Config::panels(kLeft);
         Element* const tile = smem.sK[stage] + Config::begin(half);
         uint64_t* const full = &smem.k_full[stage][half];
         mbarrier_wait(&smem.k_empty[stage][half], k[stage].phase() ^ 1);
         if (lane == 0) mbarrier_arrive_expect_tx(full, Config::kBlockN * panels * 128);
-        __syncwarp();  // all bytes are announced before any of them arrives
+        __syncwarp();  // expect all bytes before any box is issued
         if (lane < boxes && !is_cut)
           tma_load(tile + own_row / 8 * panels * kGroup, maps.half[half], full,
                    {0, 0, panel0, slot / 8});
@@ -175,7 +176,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem,
 template <class Element, class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& smem) {
   mbarrier_init(&smem.q_full, 1);
-  mbarrier_init(&smem.q_empty, Config::kNumWarps);  // one lane of a warp says that it is done
+  mbarrier_init(&smem.q_empty, Config::kNumWarps);  // one arrival per warp
   for (int stage = 0; stage < 2; ++stage)
     for (int half = 0; half < 2; ++half) {
       mbarrier_init(&smem.k_full[stage][half], 1);
@@ -184,7 +185,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& sm
   mbarrier_init_fence();
 }
 
-// What a side does, in one piece after the other.
+// Consumer: the loop of one side over its work tiles.
 template <Side kSide, class Element, class Config>
 __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
                                         const Pieces<Config>& pieces, Element* gO, float* gLse,
@@ -198,7 +199,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
   const int quad_row = 16 * (warp_id % 4) + lane_id / 4, quad_col = lane_id % 4 * 2;
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   PipelineState<1> q, k[2];
-  const auto consumer_release = [&](int stage) {  // this warp is done with its side's half
+  const auto consumer_release = [&](int stage) {  // one arrival per warp, for its side's half
     if (lane_id == 0) mbarrier_arrive(&smem.k_empty[stage][kSide]);
     k[stage].advance();
   };
@@ -207,11 +208,12 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
   };
 
   for (int idx = pieces.begin(); idx < pieces.end(); ++idx, q.advance()) {
-    float o[Config::kColumns / 8][4] = {};                   // unnormalised
-    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2, of both; of own tiles
+    float o[Config::kColumns / 8][4] = {};  // unnormalised
+    // max in log2 units, common to both sides; sum over this side's tiles
+    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     float s[kBlockN / 8][4];
     uint32_t p[kBlockN / 16][4];
-    // Keys of this piece, and those of them that this lane's rows see.
+    // Keys of this work tile, and the range visible to this lane's rows.
     int tiles, last_seen[2];
     {
       const PlannedTile piece = pieces.at(idx);
@@ -223,7 +225,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
             min(piece.end, keys_of_query(shape, piece.seqlen_k, query).end) - piece.begin;
       }
     }
-    // S begins with the left half of a tile, while the right one is on its way.
+    // S starts with the left half of a tile, while the right half is in flight.
     const auto gemm_qk = [&](int stage) {
       mbarrier_wait(&smem.k_full[stage][kLeft], k[stage].phase());
       issue_s<kLeft, Element, Config>(s, smem.sQ, smem.sK[stage]);
@@ -232,19 +234,21 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
       wgmma_commit();
     };
     const auto own_product = [&](int stage) {
-      issue_o<kSide, Element, Config>(o, smem.sK[stage], [&](int n) -> auto& { return p[n]; });
+      issue_o<kSide, Element, Config>(
+          o, smem.sK[stage], [&](int n) -> auto& { return p[n]; });
     };
     const auto other_product = [&](int stage) {
       const SmemDescriptor other = smem_descriptor(smem.sP);
       issue_o<kSide, Element, Config>(o, smem.sK[stage], [&](int n) { return other + 32 * n; });
     };
 
-    // The maximum is `max` from here on: that of the tile whose P both sides multiply next. No
-    // product is in flight, but the right side may have S in flight. ptxas lets nothing but wgmma
-    // write accumulators meanwhile, and would insert a wait before the branch (C7517). So this side
-    // awaits S, and in the branch alone: after the first tiles a maximum rarely grows by 8.
+    // Makes `max` the running max: that of the tile whose P both sides multiply next. No P V is in
+    // flight, but the right side may have S in flight. While a wgmma is in flight, ptxas lets no
+    // other instruction write accumulators and would insert a wait before the branch (C7517). So
+    // the right side waits for S, and only inside the branch: after the first tiles a maximum
+    // rarely grows by 8.
     //! [follow]
-    const auto follow = [&](const float (&max)[2], auto await) {
+    const auto follow = [&](const float(&max)[2], auto await) {
       if (!__any_sync(~0u, max[0] > row_max[0] || max[1] > row_max[1])) return;
       await();
       const float rescale[2] = {exp2f(row_max[0] - max[0]), exp2f(row_max[1] - max[1])};
@@ -253,8 +257,8 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
       hopper::rescale_rows<Config::kColumns>(o, rescale);
     };
     //! [follow]
-    // (4) softmax: S of a tile becomes P; -inf where a query does not see a key. `await_o`: O is
-    // still in flight before.
+    // (4) Online softmax: S of a tile becomes P; -inf where masked. `await_o`: waits for O, which
+    // is still in flight.
     //! [softmax]
     const auto softmax = [&](int n, auto await_o) {
       const int key0 = n * kBlockN;
@@ -265,7 +269,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
           for (int i = 0; i < 4; ++i)
             if (key0 + 8 * c + quad_col + i % 2 >= last_seen[i / 2]) s[c][i] = -INFINITY;
       }
-      float max[2] = {s[0][0], s[0][2]}, sum[2] = {};  // not scaled yet
+      float max[2] = {s[0][0], s[0][2]}, sum[2] = {};  // unscaled
 #pragma unroll
       for (int c = 0; c < kBlockN / 8; ++c)
 #pragma unroll
@@ -289,12 +293,12 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
       row_sum[0] += sum[0], row_sum[1] += sum[1];
     };
     //! [softmax]
-    // P, and the maximum with it, go to the other side, and come from there. One place for P is
-    // enough: before a side stores P it has multiplied that of the other, which was stored after
-    // the last one of this side had been multiplied.
+    // Sends P, and the running max with it, to the other side. One buffer for P suffices: before a
+    // side stores its P it has multiplied the P of the other, which was stored after the other had
+    // multiplied this side's previous P.
     //! [seesaw]
     const auto send_p = [&] {
-      named_barrier_sync(kSideDone + kSide, kWarpgroup);  // all of it has multiplied the other's P
+      named_barrier_sync(kSideDone + kSide, kWarpgroup);  // this side has multiplied the other's P
 #pragma unroll
       for (int c = 0; c < kBlockN / 8; ++c)
 #pragma unroll
@@ -302,7 +306,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
           *reinterpret_cast<uint32_t*>(smem.sP +
                                        swizzled_offset(quad_row + 8 * r, 8 * c + quad_col)) =
               p[c / 2][c % 2 * 2 + r];
-      fence_proxy_async();  // P is for wgmma
+      fence_proxy_async();  // make P visible to the async proxy
       named_barrier_arrive(kPReady + kSide, Config::kConsumers);
     };
     const auto receive_p = [&](auto await) {
@@ -313,7 +317,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
     //! [seesaw]
 
     mbarrier_wait(&smem.q_full, q.phase());
-    if (tiles <= kSide) release_q();  // it has no S
+    if (tiles <= kSide) release_q();  // this side has no S in flight
     //! [loop]
     if constexpr (kSide == kLeft) {
       const auto even_tile = [&](int n) {
@@ -331,7 +335,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
         consumer_release(0);
         receive_p([] {});
         other_product(1);
-        wgmma_wait<0>(o);  // with the next S queued behind it the step is slower
+        wgmma_wait<0>(o);  // slower with the next S queued first
         consumer_release(1);
       }
       if (n < tiles) even_tile(n);
@@ -341,7 +345,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
         gemm_qk(1);
         receive_p([&] { wgmma_wait<0>(s, o); });
         other_product(0);
-        wgmma_wait<1>(s);  // S is there, O in flight
+        wgmma_wait<1>(s);  // S complete, P V in flight
         if (n + 3 >= tiles) release_q();
         softmax(n + 1, [&] {
           wgmma_wait<0>(o);
@@ -349,8 +353,8 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
         });
         send_p();
         own_product(1);
-        // Both halves of a tile have to be free before the next one is loaded in its place: with
-        // its half given up only behind the next S, this side would wait for that tile for ever.
+        // Both halves must be released before the next tile is loaded into this stage. If this side
+        // released its half only after the next S, it would wait for that tile forever.
         wgmma_wait<0>(o);
         consumer_release(1);
       }
@@ -363,7 +367,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
     if (tiles % 2 == 1) consumer_release(0);
     //! [loop]
 
-    // (6) both sides get the sums
+    // (6) Both sides read the row sums.
     const PlannedTile piece = pieces.at(idx);
     const Rows& rows = piece.rows;
     const auto [sequence, tile, count, split, num_splits, first_part] = piece.work;
@@ -376,13 +380,13 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
       const float sum = quad_sum(row_sum[r]);
       if (quad_col == 0) smem.sSum[kSide][quad_row + 8 * r] = sum;
     }
-    named_barrier_sync(kBoth, Config::kConsumers);  // the sums are there
+    named_barrier_sync(kBoth, Config::kConsumers);  // the sums are visible
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = quad_row + 8 * r, col = kSide * Config::kColumns + quad_col;
       if (row >= rows.count) continue;
       const float sum = smem.sSum[kLeft][row] + smem.sSum[kRight][row];
-      // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+      // (7) O = O / l of this work tile; (8) store O and lse, -inf if no key is visible.
       const float factor = sum != 0 ? 1 / sum : 0;
       const float lse = sum != 0 ? row_max[r] + log2f(sum) : -INFINITY;
       const int64_t to = num_splits == 1 ? rows.first + row : partial_index(split, row);
@@ -399,18 +403,19 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
       (num_splits == 1 ? gLse : gLsePartial)[to] = num_splits == 1 ? kLn2 * lse : lse;
     }
 
-    // (9) the last one merges
+    // (9) The last block to arrive reduces.
     //! [arrive]
-    named_barrier_sync(kBoth, Config::kConsumers);  // this part is stored, the sums have been read
+    // the partial result is stored; all threads have read the sums
+    named_barrier_sync(kBoth, Config::kConsumers);
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[piece.row_block], 1) == num_splits - 1u;
-    // All see `last` and, through thread 0, the parts of the other blocks.
+    // `last` is visible and, through thread 0, the other blocks' results.
     named_barrier_sync(kBoth, Config::kConsumers);
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
                                  [&](int part) { return partial_index(part, r); });
-    if (threadIdx.x == 0) gSemaphore[piece.row_block] = 0;  // for the next launch
+    if (threadIdx.x == 0) gSemaphore[piece.row_block] = 0;  // reset for the next launch
     //! [arrive]
   }
 }
@@ -418,13 +423,13 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
 template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     attention_kernel(const __grid_constant__ Maps maps, Pages pages, Pieces<Config> pieces,
-                     Element* gO,           // [B, Hq, seqlen_q, 512]
-                     float* gLse,           // [B, Hq, seqlen_q]
-                     float* gOPartial,      // [parts, row_tiles, kRows, 512]
-                     float* gLsePartial,    // [parts, row_tiles, kRows], to base 2
-                     unsigned* gSemaphore) {  // [row blocks]: stored parts; 0 between launches
+                     Element* gO,             // [B, Hq, seqlen_q, 512]
+                     float* gLse,             // [B, Hq, seqlen_q]
+                     float* gOPartial,        // [parts, row_tiles, kRows, 512]
+                     float* gLsePartial,      // [parts, row_tiles, kRows], in log2 units
+                     unsigned* gSemaphore) {  // [row blocks]: arrivals; 0 between launches
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
-  // Of lane 0, so that the compiler knows that it is the same in all lanes.
+  // Broadcast from lane 0, so that the compiler knows it is warp-uniform.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (threadIdx.x == 0) init_barriers(smem);
   __syncthreads();  // barriers are initialised

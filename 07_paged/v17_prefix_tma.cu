@@ -1,13 +1,13 @@
-// v17_prefix_tma: a prefix that sequences share, by TMA and wgmma.
+// v17_prefix_tma: shared prefixes with TMA and wgmma.
 //
 // parent    v15_prefill_tma
-// idea      v8 reads a shared prefix once; what is left is the time of its MMAs, mma.sync. Here
-//           they are wgmma: the kernel is v15's. Its tiles are pieces of v8's plan: rows of all
-//           members of a group, some blocks of keys. A tile of Q is no box any more: of each
-//           member it has the rows of one K/V head, a box for each 64 columns. A warp issues
-//           them, a lane some: one thread would wait for memory at each member that it looks up.
-//           A prefix ends where a page does, so that no box of V is cut. Parts of O are stored in
-//           float32; v5 decodes what is behind, and the same merge follows.
+// change    The kernel of v15 processes the prefix work tiles of v8's plan: rows of all members of
+//           a group, a range of key blocks. A Q tile mixes sequences, so it takes one box per
+//           member and 64 columns. The lanes of a warp look up members and issue the boxes; a
+//           single thread would wait for one look-up after the other. A prefix ends at a page
+//           boundary, so no box of V is partial. Partial O is stored in fp32; then v5 decodes the
+//           suffixes, and the same merge follows.
+// why       v8 reads a shared prefix once and is then limited by its MMAs, mma.sync.
 // expect    the time of the phase "prefix": the rate of v15
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows (with
 //           one on the left nothing is shared), GQA; page sizes that are multiples of 8; softmax
@@ -83,8 +83,8 @@ template <>
 struct Config<256> : Tuned<256, Tuning{.block_n = 64, .q_stages = 1, .pingpong = false}> {};
 //! [config]
 
-// With TMA's swizzle of 128 bytes. Q is panels of 64 columns, [d / 64][rows, 64]; K and V are atoms
-// of 8 rows and 64 columns as their boxes bring them, [rows / 8][d / 64][8, 64].
+// With TMA's 128-byte swizzle. Q: panels of 64 columns, [d / 64][rows, 64]. K and V: atoms of 8
+// rows and 64 columns, as their boxes deliver them, [rows / 8][d / 64][8, 64].
 template <class Element, class Config>
 struct SharedStorage {
   alignas(1024) Element sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
@@ -94,7 +94,8 @@ struct SharedStorage {
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
   // mbarriers: all consumer warps have released the tile
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  // mbarriers too: a tile is described; take the next one. K's warp may be tiles ahead of V's.
+  // mbarriers of the tile ring: a tile is described; take the next one. K's warp may be tiles ahead
+  // of V's.
   uint64_t work_full[4], prefetch;
   WorkTile work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
@@ -176,8 +177,8 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 }
 //! [softmax]
 
-// A warp goes through pieces and (1) loads Q_i, a lane some of its boxes. It goes on to the next
-// piece when this one has kPrefetchBlocks blocks of keys left to copy.
+// Q producer: a warp takes work tiles and (1) loads Q_i; each lane issues some of its boxes. It
+// takes the next work tile when kPrefetchBlocks key blocks of this one are left to load.
 //! [producer]
 template <class Element, class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
@@ -186,7 +187,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
                                           const TileScheduler& scheduler) {
   constexpr int kBlockM = Config::kBlockM, kPanels = Config::kHeadDim / 64;
   const int lane = thread_index() % kWarp;
-  const int each = shape.heads / shape.kv_heads * shape.seqlen_q;  // rows of a member
+  const int each = shape.heads / shape.kv_heads * shape.seqlen_q;  // rows per member
   PipelineState<Config::kQStages> q;
   // One count for three rings
   const auto ring = [&] { return PipelineState<4>{q.count}; };
@@ -194,7 +195,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   for (unsigned index = scheduler.first(); index < scheduler.count();
        index = scheduler.next(index)) {
     const plans::PrefixWork& piece = scheduler.gWork[index];
-    if (piece.begin == piece.end) continue;  // the list has room for more
+    if (piece.begin == piece.end) continue;  // empty entry
     const WorkTile work = work_of<Config>(piece);
     if (lane == 0) {
       smem.work[q.count % kWorkRing] = work;
@@ -203,10 +204,10 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
     if (lane == 0)
       mbarrier_arrive_expect_tx(&smem.q_full[q.index()], kBlockM * Config::kHeadDim * 2);
-    __syncwarp();  // all bytes of the tile are announced before any of them arrives
+    __syncwarp();  // expect all bytes of the tile before any box is issued
     //! [rows]
     for (int r = lane * q_box_rows; r < kBlockM; r += kWarp * q_box_rows) {
-      const int row = work.row0 + r;  // of the rows of all members
+      const int row = work.row0 + r;  // among the rows of all members
       int from = kNowhere;
       if (row < work.seqlen_q)
         from = (gMembers[piece.first_member + row / each] * shape.kv_heads + work.kv_head) * each +
@@ -217,7 +218,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
     }
     //! [rows]
     mbarrier_wait(&smem.prefetch, prefetch().phase());
-    __syncwarp();  // all lanes have seen this phase, before the next piece makes it go on
+    __syncwarp();  // all lanes have passed this phase before the next work tile advances it
     q.advance();
   }
   if (lane == 0) {
@@ -228,14 +229,15 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   }
 }
 
-// A warp loads K_j, another V_j, as stages become free. A lane has one box of a tile, whole rows.
+// K/V producers: one warp loads K_j, another V_j, into empty stages. Each lane issues one box of
+// whole rows.
 template <bool kOfV, class Element, class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
                                            const TensorMap& mapK, const TensorMap& mapV,
                                            const Pages& pages) {
   constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim * 2;
   constexpr int kPanels = Config::kHeadDim / 64;
-  const auto lane = [] { return thread_index() % kWarp; };  // a register less, of 32
+  const auto lane = [] { return thread_index() % kWarp; };  // saves one register of 32
   const int box_rows = pages.box_rows, boxes = kBlockN / box_rows;
   const int own_row = lane() * box_rows;
   PipelineState<Config::kStages> kv;
@@ -246,21 +248,21 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
     int ahead = page_of(pages, work, work.kv_range.begin * kBlockN + own_row);
     for (int n_block = work.kv_range.begin; n_block < work.kv_range.end; ++n_block, kv.advance()) {
       const int key = n_block * kBlockN + own_row, slot = slot_of(pages, work, key, ahead);
-      ahead = page_of(pages, work, key + kBlockN);  // not waited for before the next tile
+      ahead = page_of(pages, work, key + kBlockN);  // its latency overlaps with this tile's copies
       if (!kOfV && lane() == 0 &&
           n_block == max(work.kv_range.begin, work.kv_range.end - kPrefetchBlocks))
         mbarrier_arrive(&smem.prefetch);
       const auto arm = [&](uint64_t* full, uint64_t* empty) {
         mbarrier_wait(empty, kv.phase() ^ 1);  // passes at once the first time
         if (lane() == 0) mbarrier_arrive_expect_tx(full, kTileBytes);
-        __syncwarp();  // all bytes of the tile are announced before any of them arrives
+        __syncwarp();  // expect all bytes of the tile before any box is issued
       };
       const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full) {
         tma_load(tile + own_row * Config::kHeadDim, map, full,
                  {0, 0, work.kv_head * kPanels, slot / 8});
       };
       const int stage = kv.index();
-      // Behind the prefix boxes are zeros: scores there are masked, and 0 times V must be 0.
+      // Past the prefix TMA fills boxes with zeros: scores there are masked, and V must be 0.
       if constexpr (kOfV) {
         arm(&smem.v_full[stage], &smem.v_empty[stage]);
         if (lane() < boxes) load(smem.sV[stage], mapV, &smem.v_full[stage]);
@@ -292,10 +294,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     attention_kernel(const __grid_constant__ TensorMap mapQ,  // [d / 64, B Hq seqlen_q, 64]
                      const __grid_constant__ TensorMap mapK,  // pool, [Hkv d / 64, tokens, 64]
                      const __grid_constant__ TensorMap mapV,  // as K
-                     float* __restrict__ gOPartial,           // [places, d]
-                     float* __restrict__ gLsePartial,         // [places], to base 2
-                     const int* __restrict__ gMembers,  // [B]: sequences, side by side that share
-                     int q_box_rows, Pages pages, Shape shape, TileScheduler scheduler) {
+                     float* __restrict__ gOPartial,           // [partial results, d]
+                     float* __restrict__ gLsePartial,         // [partial results], in log2 units
+                     // [B]: sequences, the members of each group contiguous
+                     const int* __restrict__ gMembers, int q_box_rows, Pages pages, Shape shape,
+                     TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   // Broadcast from lane 0, so that the compiler knows it is warp-uniform. Then tile addresses stay
@@ -415,7 +418,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   bool more = true;
   int n_block = kv_range.begin + 1;
   do {
-    // What is whole; last keys.
+    // Unmasked blocks; then the end of the prefix.
     for (; n_block < kv_range.unmasked_end; ++n_block) process_kv_block(n_block, std::false_type{});
     for (; n_block < kv_range.end; ++n_block) process_kv_block(n_block, std::true_type{});
     const WorkTile& last = smem.work[q.count % kWorkRing];
@@ -463,7 +466,7 @@ Status launch(const Arguments& args) {
         map_of_pool(v, params.v, p, pages.box_rows)})
     if (!made.ok()) return made;
   Shape shape = shape_of(p);
-  shape.window_right = Shape::kNoWindow;  // all queries see all of a prefix
+  shape.window_right = Shape::kNoWindow;  // every query attends to the whole prefix
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("prefix");
   Status status = launch_kernel(

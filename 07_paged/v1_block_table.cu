@@ -1,13 +1,15 @@
-// v1_block_table: a block for each query head, whose keys lie in pages.
+// v1_block_table: one block per query head, keys found through a page table.
 //
 // parent    05_flash_decoding/v1_one_block
-// idea      A cache in one piece a sequence has to be as long as the sequence might become. In
-//           pages a sequence has what it uses: page `key / page_size` of its row of the page table,
-//           and in it place `key % page_size`. vLLM's first kernel is like this one: a block for
-//           each query head and sequence, 128 threads, on CUDA cores.
-// expect    lts__t_bytes.sum: K and V are read once for each query head of a group
+// change    Key `key` lies in page `key / page_size` of the sequence's row of the page table, at
+//           token `key % page_size` of that page. As in vLLM's first kernel, one block of 128
+//           threads per query head and sequence runs on CUDA cores.
+// why       A contiguous cache reserves the longest possible length for each sequence. With pages a
+//           sequence only occupies what it uses.
+// expect    lts__t_bytes.sum: K and V are read once per query head of a group
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows, GQA
+// source    Kwon et al., PagedAttention (arXiv 2309.06180)
 #include "attn/kernel.h"
 #include "kernels/splits.h"
 #include "kernels/tiles.h"
@@ -20,25 +22,26 @@ using namespace splits;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 1;
-  static constexpr int kBlockN = 16;  // keys of a warp's tile
+  static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
-  static constexpr int kLanes = kHeadDim / 8;             // that share a key: 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;         // of a warp
-  static constexpr int kKeys = kBlockN / kRowsPerLoad;     // of a lane, in a tile
-  static constexpr int kParts = kNumWarps * kRowsPerLoad;  // lanes with keys of their own
+  static constexpr int kLanes = kHeadDim / 8;           // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;      // keys per load of a warp
+  static constexpr int kKeys = kBlockN / kRowsPerLoad;  // keys per lane and tile
+  // groups of lanes with their own (m, l) state
+  static constexpr int kParts = kNumWarps * kRowsPerLoad;
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp reads whole rows");
 };
 
 template <class Config>
 struct SharedStorage {
   float sO[Config::kParts][Config::kRows][Config::kHeadDim];
-  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
   ATTN_MEMBERS(SharedStorage, sO, sMax, sSum)
 };
 
-// Where the tokens of a sequence lie, and the place of one in the pool, counted in tokens: fewer
-// than 2^31. That times the numbers of a token may be more, so offsets have 64 bits.
+// Slot of a key: its index in the pool, counted in tokens, below 2^31. slot * elements per token
+// can exceed 2^31, so offsets are 64-bit.
 //! [slot]
 struct Pages {
   const int* gTable;  // [max_pages]: the sequence's row of the page table
@@ -50,8 +53,8 @@ __device__ __forceinline__ int slot_of(const Pages& pages, int key) {
 }
 //! [slot]
 
-// This lane's chunks of a tile of keys, of which `count` are there; the others are 0. `g`: the
-// lane's chunk of the pool's first token.
+// Loads this lane's chunks of a tile; rows from `count` on become 0. `g`: the lane's chunk of the
+// pool's first token.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(uint4 (&tile)[Config::kKeys], const Element* g, int token,
@@ -68,10 +71,10 @@ __device__ __forceinline__ void load_tile(uint4 (&tile)[Config::kKeys], const El
 //! [load]
 //! [ex07a]
 
-// The scores of a row with this lane's keys, to base 2: the lanes that share a key add up.
+// Scores of one row with this lane's keys, in log2 units, reduced over the lanes of a key.
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kKeys], const float (&q)[8],
-                                       const uint4 (&k)[Config::kKeys]) {
+                                        const uint4 (&k)[Config::kKeys]) {
 #pragma unroll
   for (int n = 0; n < Config::kKeys; ++n) {
     s[n] = dot<Element>(q, k[n]);
@@ -86,8 +89,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
                      const Element* gK,    // [num_pages, page_size, Hkv, d]
                      const Element* gV,    // [num_pages, page_size, Hkv, d]
-                     const int* gTable,    // [B, max_pages]: the pages of each sequence
-                     const int* gSeqused,  // [B]: keys of each sequence
+                     const int* gTable,    // [B, max_pages]: page table
+                     const int* gSeqused,  // [B]: valid keys per sequence
                      Element* gO,          // [B, Hq, seqlen_q, d]
                      float* gLse,          // [B, Hq, seqlen_q]
                      Shape shape, int page_size, int max_pages) {
@@ -100,11 +103,11 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int b = rows.bh_kv / shape.kv_heads, seqlen_k = gSeqused[b];
   const KvRange keys = visible_keys(shape, seqlen_k, rows);
   const Pages pages{gTable + int64_t{b} * max_pages, page_size};
-  const int token = shape.kv_heads * kHeadDim;  // numbers of a token
+  const int token = shape.kv_heads * kHeadDim;  // elements per token
   const int kv = rows.bh_kv % shape.kv_heads * kHeadDim + chunk;
 
-  // (1) load Q, which stays
-  float q[kRows][8], o[kRows][8] = {};        // O is not divided by l yet
+  // (1) Load Q, which stays in registers.
+  float q[kRows][8], o[kRows][8] = {};        // O is unnormalised
   float row_max[kRows], row_sum[kRows] = {};  // max in log2 units; sum over this lane's keys
   KvRange kv_range[kRows];
 #pragma unroll
@@ -121,16 +124,16 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   for (int key0 = keys.begin + warp_id * kBlockN; key0 < keys.end;
        key0 += Config::kNumWarps * kBlockN) {
-    // (2) load K_j and V_j
+    // (2) Load K_j and V_j.
     uint4 k[Config::kKeys], v[Config::kKeys];
     load_tile<Config>(k, gK + kv, token, pages, key0, keys.end - key0);
     load_tile<Config>(v, gV + kv, token, pages, key0, keys.end - key0);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      // (3) S = q K^T, -inf where the query does not see a key
+      // (3) S = q K^T, -inf where masked.
       float s[Config::kKeys];
       gemm_qk<Element, Config>(s, q[r], k);
-      // (4) softmax
+      // (4) Online softmax.
       //! [softmax]
       float max = row_max[r];
 #pragma unroll
@@ -155,14 +158,14 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
   }
 
-  // (6) merge the parts
+  // (6) Reduce across warps.
   //! [merge]
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     for (int i = 0; i < 8; ++i) smem.sO[part][r][chunk + i] = o[r][i];
     if (chunk == 0) smem.sMax[part][r] = row_max[r], smem.sSum[part][r] = row_sum[r];
   }
-  __syncthreads();  // the parts are there
+  __syncthreads();  // m, l and O of all warps are visible
   for (int idx = threadIdx.x; idx < rows.count * kHeadDim; idx += Config::kThreads) {
     const int r = idx / kHeadDim, col = idx % kHeadDim;
     float max = kLowest, sum = 0, out = 0;
@@ -173,7 +176,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       out += weight * smem.sO[n][r][col];
     }
     //! [merge]
-    // (7) O = O / l, once; (8) store O and lse. A row that sees nothing: O = 0, lse = -inf.
+    // (7) O = O / l, once; (8) store O and lse. Fully masked row: O = 0, lse = -inf.
     gO[(rows.first + r) * kHeadDim + col] = from_float<Element>(sum != 0 ? out / sum : 0);
     if (col == 0) gLse[rows.first + r] = sum != 0 ? kLn2 * max + logf(sum) : -INFINITY;
   }

@@ -1,11 +1,10 @@
-// v2_page_table: chapter 05's loop, with a look-up for each key.
+// v2_page_table: chapter 05's stream-K kernel with a page look-up per key.
 //
 // parent    05_flash_decoding/v10_vectorised_combine
-// idea      Runs of equal length, warps with a ring of tiles each, MMAs whose rows are the heads of
-//           a group: all of chapter 05's `v10_vectorised_combine`, but for where a key lies. A lane
-//           looks up the keys that it copies, all of a tile before the first copy, so that their
-//           loads are in flight together. One look-up serves K and V.
-// expect    what a page costs: gpu__time_duration.sum beside that of 05 on contiguous K and V
+// change    Each lane looks up the keys that it copies, all keys of a tile before the first copy.
+//           One look-up serves K and V. Everything else is the parent's.
+// why       The latencies of a tile's look-ups overlap.
+// expect    the cost of pages: gpu__time_duration.sum compared with 05 on contiguous K and V
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows, GQA
 #include <algorithm>
@@ -28,13 +27,13 @@ using namespace splits;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 16;
-  static constexpr int kBlockN = 16;  // keys of a warp's tile
+  static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
-  static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
-  static constexpr int kLanes = kHeadDim / 8;             // that copy a row: 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;         // rows that a warp copies at once
-  static constexpr int kParts = kNumWarps;                 // per row
-  static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // tiles of K and V of a warp
+  static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
+  static constexpr int kLanes = kHeadDim / 8;             // lanes per row, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows per load of a warp
+  static constexpr int kParts = kNumWarps;                // partial results per row
+  static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
 };
@@ -44,17 +43,18 @@ struct SharedStorage {
   alignas(16) Element sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   alignas(16) Element sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   alignas(16) Element sQ[Config::kRows][Config::kHeadDim];
-  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // whether this block merges
+  bool last;  // this block reduces the parts of the row block
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sMax, sSum, last)
 };
-// The warps' parts of O, where K and V were. The padding puts four rows of 8 floats into all 32
-// banks: what half a warp stores at once, 8 bytes a lane.
+// O of each warp, in the memory of K and V. The padding avoids bank conflicts: half a warp stores
+// four rows of 8 floats at once, 8 bytes per lane, to all 32 banks.
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim + 8];
 
-// The swizzled offset of element (row, col) of a tile [kBlockN, kHeadDim], as in chapter 04.
+// XOR swizzle: offset of element (row, col) in a tile [kBlockN, kHeadDim]. 16-byte chunks of a row
+// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks.
 //! [swizzle]
 template <int kHeadDim>
 __device__ __forceinline__ int swizzled_offset(int row, int col) {
@@ -62,8 +62,8 @@ __device__ __forceinline__ int swizzled_offset(int row, int col) {
 }
 //! [swizzle]
 
-// Where the tokens of a sequence lie, and the place of one in the pool, counted in tokens: fewer
-// than 2^31. That times the numbers of a token may be more, so offsets have 64 bits.
+// Slot of a key: its index in the pool, counted in tokens, below 2^31. slot * elements per token
+// can exceed 2^31, so offsets are 64-bit.
 //! [slot]
 struct Pages {
   const int* gTable;  // [max_pages]: the sequence's row of the page table
@@ -74,14 +74,14 @@ __device__ __forceinline__ int slot_of(const Pages& pages, int key) {
 }
 //! [slot]
 
-// Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
-// become 0. `gK`, `gV`: the lane's chunk of the pool's first token, which has `token` numbers.
+// Issues cp.async of this lane's chunks of a KV tile; rows from `count` on become 0. `gK`, `gV`:
+// the lane's chunk of the pool's first token; `token`: elements per token.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* sK, Element* sV, const Element* gK,
                                           const Element* gV, int token, const Pages& pages,
                                           int key0, int count) {
-  constexpr int kRows = Config::kBlockN / Config::kRowsPerLoad;  // of a lane
+  constexpr int kRows = Config::kBlockN / Config::kRowsPerLoad;  // rows per lane
   const int key = threadIdx.x % 32 / Config::kLanes, chunk = threadIdx.x % Config::kLanes * 8;
   int slot[kRows];
 #pragma unroll
@@ -103,8 +103,8 @@ __device__ __forceinline__ void load_tile(Element* sK, Element* sV, const Elemen
 //! [mma]
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
-                                       const uint32_t (&q)[Config::kHeadDim / 16][4],
-                                       const Element* sK) {
+                                        const uint32_t (&q)[Config::kHeadDim / 16][4],
+                                        const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = lane_id / 16 * 8 + lane_id % 8;
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim / 16; ++step)
@@ -119,8 +119,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
 }
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
-                                       const float (&p)[Config::kBlockN / 8][4],
-                                       const Element* sV) {
+                                        const float (&p)[Config::kBlockN / 8][4],
+                                        const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kBlockN / 16; ++k) {
@@ -139,17 +139,17 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [mma]
 
-// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `partial_index(n)`: where part n lies.
+// One warp reduces the partial results of a row. A lane owns four of each 128 columns and the
+// weight of every 32nd partial result. `partial_index(n)`: index of partial result n.
 //! [merge_row]
 template <class Element, class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
-  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
+  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // partial results in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
-  const bool owner = 4 * lane_id < kHeadDim;  // with d = 64 half of the lanes have no columns
+  const bool owner = 4 * lane_id < kHeadDim;  // at d=64 half of the lanes own no columns
   float4 parts[kAtOnce][kOwn] = {};
   const auto load = [&](int n0) {
 #pragma unroll
@@ -190,18 +190,18 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads) attention_kernel(
-    const Element* gQ,     // [B, Hq, seqlen_q, d]
-    const Element* gK,     // [num_pages, page_size, Hkv, d]
-    const Element* gV,     // [num_pages, page_size, Hkv, d]
-    const int* gTable,     // [B, max_pages]: the pages of each sequence
-    const int* gSeqused,   // [B]: keys of each sequence
-    Element* gO,           // [B, Hq, seqlen_q, d]
-    float* gLse,           // [B, Hq, seqlen_q]
-    float* gOPartial,      // [blocks, 2, kRows, d]
-    float* gLsePartial,    // [blocks, 2, kRows], to base 2
-    unsigned* gSemaphore,  // [row blocks]: parts that are stored; 0 between launches
-    Shape shape, int batch, int row_tiles, int page_size, int max_pages) {
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
+                     const Element* gK,     // [num_pages, page_size, Hkv, d]
+                     const Element* gV,     // [num_pages, page_size, Hkv, d]
+                     const int* gTable,     // [B, max_pages]: page table
+                     const int* gSeqused,   // [B]: valid keys per sequence
+                     Element* gO,           // [B, Hq, seqlen_q, d]
+                     float* gLse,           // [B, Hq, seqlen_q]
+                     float* gOPartial,      // [blocks, 2, kRows, d]
+                     float* gLsePartial,    // [blocks, 2, kRows], in log2 units
+                     unsigned* gSemaphore,  // [row blocks]: arrivals; 0 between launches
+                     Shape shape, int batch, int row_tiles, int page_size, int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
@@ -214,12 +214,12 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
     const KvRange keys{all.begin + tile * Config::kTile,
-                    min(all.end, all.begin + (tile + count) * Config::kTile)};
+                       min(all.end, all.begin + (tile + count) * Config::kTile)};
     const Pages pages{gTable + int64_t{rows.bh_kv / shape.kv_heads} * max_pages, page_size};
-    const int token = shape.kv_heads * kHeadDim;  // numbers of a token
+    const int token = shape.kv_heads * kHeadDim;  // elements per token
     const int kv = rows.bh_kv % shape.kv_heads * kHeadDim + lane_id % Config::kLanes * 8;
 
-    // (1) load Q, which stays. Rows that are not there become 0.
+    // (1) Load Q, which stays. Rows past the last become 0.
     //! [load_q]
     for (int idx = threadIdx.x; idx < kRows * Config::kLanes; idx += Config::kThreads) {
       const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;
@@ -237,7 +237,8 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
-    // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
+    // (2) Issue K_j and V_j, kStages - 1 tiles ahead. Past the last tile the cp.async groups are
+    // empty.
     //! [pipeline]
     constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
     const int first = keys.begin + warp_id * kBlockN;
@@ -249,23 +250,23 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
     cp_async_wait<kStages - 1>();
-    __syncthreads();               // Q of all threads is there
-    uint32_t q[kHeadDim / 16][4];  // operands of the first MMA
+    __syncthreads();               // Q is visible
+    uint32_t q[kHeadDim / 16][4];  // A fragments of Q K^T
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step)
       ldmatrix_x4(q[step], &smem.sQ[0][0] + swizzled_offset<kHeadDim>(
                                                 lane_id % 16, 16 * step + lane_id / 16 * 8));
     int stage = 0;
     for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
-      __syncwarp();  // all lanes are done with the tile before, whose place is filled anew
+      __syncwarp();  // all lanes have read the previous tile, whose stage is refilled
       load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
       cp_async_wait<kStages - 1>();
-      __syncwarp();  // this tile of all lanes is there
+      __syncwarp();  // this tile's copies of all lanes are visible
       //! [pipeline]
-      // (3) S = Q K^T, -inf where a query does not see a key
+      // (3) S = Q K^T, -inf where masked.
       float s[kBlockN / 8][4] = {};
       gemm_qk<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
-      // (4) softmax
+      // (4) Online softmax.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
 #pragma unroll
@@ -273,8 +274,9 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int j = key0 + 8 * n + quad_col + i % 2;
-          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
-                                                                  : s[n][i] * softmax_scale_log2;
+          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end
+                        ? -INFINITY
+                        : s[n][i] * softmax_scale_log2;
           max[i / 2] = fmaxf(max[i / 2], s[n][i]);
         }
       float rescale[2];
@@ -301,12 +303,12 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       gemm_pv<Element, Config>(o, s, &smem.sV[warp_id][stage][0][0]);
     }
 
-    // (6) merge the parts
+    // (6) Reduce across warps.
     //! [merge]
     auto& sO = reinterpret_cast<OutputParts<Config>&>(smem);
     static_assert(sizeof sO <= sizeof smem.sK + sizeof smem.sV, "the parts lie where K and V were");
     cp_async_wait<0>();
-    __syncthreads();  // all are done with K and V
+    __syncthreads();  // all warps have read K and V
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = quad_row + 8 * r;
@@ -317,8 +319,8 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       const float sum = quad_sum(row_sum[r]);
       if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
     }
-    __syncthreads();                       // the parts are there
-    constexpr int kChunks = kHeadDim / 4;  // of a row: four columns each
+    __syncthreads();                       // m, l and O of all warps are visible
+    constexpr int kChunks = kHeadDim / 4;  // chunks per row, of four columns
     for (int idx = threadIdx.x; idx < rows.count * kChunks; idx += Config::kThreads) {
       const int r = idx / kChunks, col = idx % kChunks * 4;
       float max = kLowest, sum = 0, out[4] = {};
@@ -331,7 +333,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
         add_scaled(out, weight, *reinterpret_cast<const float4*>(&sO[n][r][col]));
       }
       //! [merge]
-      // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+      // (7) O = O / l of this work tile; (8) store O and lse, -inf if no key is visible.
       const float factor = sum != 0 ? 1 / sum : 0;
       const float lse = sum != 0 ? max + log2f(sum) : -INFINITY;
       if (num_splits == 1) {
@@ -345,17 +347,17 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       if (col == 0) gLsePartial[to] = lse;
     }
 
-    // (9) the last one merges
+    // (9) The last block to arrive reduces.
     //! [arrive]
-    __syncthreads();  // this block's part is stored; nobody reads the warps' parts any more
+    __syncthreads();  // the partial result is stored; all threads have read sO
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
                                  [&](int n) { return partial_of(first_block, n) * kRows + r; });
-    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // reset for the next launch
     //! [arrive]
   }
 }

@@ -1,15 +1,17 @@
-// v8_shared_prefix: a prefix that sequences share is read once for all of them.
+// v8_shared_prefix: cascade; a shared prefix is read once for all sequences that share it.
 //
 // parent    v7_prefill
-// idea      Sequences that begin alike have the same pages. Decoding reads them once a sequence,
-//           for a few rows each time. But attention to a union of keys is a merge of attention to
-//           its parts, so that a prefix can be a part of its own: its rows are the queries of all
-//           sequences that share it, enough for the tiles of prefill. The rest of each sequence is
-//           a batch that v5 decodes, with page table and lengths behind the prefix. Then a merge.
-// expect    bytes of K and V: a prefix counts once and not once a sequence; its time is that of
-//           MMAs now
+// change    The queries of all sequences that share a prefix are the rows of one problem, enough
+//           for the tiles of prefill. The rest of each sequence is a batch that v5 decodes, with
+//           page table and lengths that start after the prefix. A third kernel merges.
+// why       Sequences that start with the same tokens share pages, but decoding reads them once per
+//           sequence, for a few rows each time. Attention over a union of key sets is the merge of
+//           attention over each set, so the prefix can be computed separately.
+// expect    bytes of K and V: a prefix counts once instead of once per sequence; its time is now
+//           that of MMAs
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows (with one on the left nothing is shared), GQA; scales from 1e-37
+// source    FlashInfer's cascade attention (arXiv 2501.01005)
 #include <algorithm>
 
 #include "attn/kernel.h"
@@ -34,11 +36,11 @@ struct Config {
   static constexpr int kNumWarps = kPrefillWarps, kThreads = 32 * kNumWarps, kBlocksPerSm = 2;
   static constexpr int kWarpRows = kBlockM / kNumWarps;
   static constexpr int kTiles = kWarpRows / 16;  // 16-row MMAs per warp
-  // Steps of 16 columns of Q that stay in registers; at d=128 there are none left for them.
+  // 16-column fragments of Q that stay in registers; none at d=128, for lack of registers.
   static constexpr int kQSteps = kHeadDim == 64 ? 4 : kHeadDim == 256 ? 8 : 0;
   static constexpr int kRowBytes = 2 * kHeadDim;
   static constexpr int kSwizzleChunks =
-      kHeadDim % 64 == 0 ? 8 : 4;                              // chunks that change places in a row
+      kHeadDim % 64 == 0 ? 8 : 4;  // 16-byte chunks that the swizzle permutes
   static constexpr int kCopyRows = kThreads / kSwizzleChunks;  // rows that the block copies at once
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
@@ -48,14 +50,14 @@ struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  int sSlots[2][Config::kBlockN];  // where the keys of this block and the next lie in the pool
-  const int* pages;  // [max_pages]: of a sequence, and what waits for the end of the loop:
-  PrefixWork work;   // registers have no room for it
+  int sSlots[2][Config::kBlockN];  // slots of the keys of this block and the next
+  const int* pages;  // [max_pages] of a sequence; and the work tile, needed only in the epilogue:
+  PrefixWork work;   // here it occupies no registers
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sSlots, pages, work)
 };
 
-// Issues the copies of kRows rows, of which `rows` exist; the others become 0. `row_of(row)`: this
-// thread's first chunk of a row in memory; some chunk where the row does not exist.
+// Issues cp.async of kRows rows; rows from `rows` on become 0. `row_of(row)`: this thread's first
+// chunk of a row in memory; any valid chunk for rows past the end.
 //! [copy]
 template <int kRows, class Config, class Element, class RowOf>
 __device__ __forceinline__ void load_tile(Element* tile, int rows, RowOf row_of) {
@@ -76,9 +78,8 @@ __device__ __forceinline__ void load_tile(Element* tile, int rows, RowOf row_of)
 }
 //! [copy]
 
-// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead, those of Q for the
-// first kQSteps times 16 columns are in registers. Offsets are those, in bytes, of this lane's
-// chunk in the first 16 columns.
+// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead; the first kQSteps
+// fragments of Q are in registers. Offsets: in bytes, this lane's in the first 16 columns.
 //! [scores]
 template <class Config>
 __device__ __forceinline__ int q_offset() {
@@ -96,8 +97,8 @@ __device__ __forceinline__ void load_q_fragments(uint32_t (&a)[Config::kTiles][4
 }
 template <class Element, class Config, int kCount>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const uint32_t (&rQ)[kCount][Config::kTiles][4],
-                                       const char* sQ, const char* sK) {
+                                        const uint32_t (&rQ)[kCount][Config::kTiles][4],
+                                        const char* sQ, const char* sK) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index(), q = q_offset<Config>();
@@ -130,12 +131,12 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 }
 //! [scores]
 
-// (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys:
-// one step ahead, so that its exponentials overlap with the MMAs.
+// (5) O += P V for the rows of this warp. `probabilities(step, a)` computes the A operand of 16
+// keys, one step ahead, so that its exponentials overlap with the MMAs.
 //! [output]
 template <class Element, class Config, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const char* sV) {
+                                        Probabilities probabilities, const char* sV) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index();
@@ -169,11 +170,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     attention_kernel(const Element* gQ,        // [B, Hq, seqlen_q, d]
                      const Element* gK,        // [num_pages, page_size, Hkv, d]
                      const Element* gV,        // [num_pages, page_size, Hkv, d]
-                     const int* gTable,        // [B, max_pages]: the pages of each sequence
-                     const PrefixWork* gWork,  // [blocks]: what each block works on
-                     const int* gMembers,      // [B]: sequences, side by side where they share
-                     float* gOPartial,         // [places, d]
-                     float* gLsePartial,       // [places], to base 2
+                     const int* gTable,        // [B, max_pages]: page table
+                     const PrefixWork* gWork,  // [blocks]: the work tile of each block
+                     const int* gMembers,  // [B]: sequences, the members of each group contiguous
+                     float* gOPartial,     // [partial results, d]
+                     float* gLsePartial,   // [partial results], in log2 units
                      Shape shape, int page_size, int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kTiles = Config::kTiles, kWarpRows = Config::kWarpRows;
@@ -181,13 +182,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const auto bytes = [](const auto& tile) { return reinterpret_cast<const char*>(&tile); };
   const PrefixWork work = gWork[blockIdx.x];
-  if (work.begin == work.end) return;  // the list has room for more
+  if (work.begin == work.end) return;  // empty entry
   const int seqlen_k = work.keys;
   const KvBlockRange kv_range{work.begin, work.begin, seqlen_k / kBlockN, work.end};
   // This thread's first chunk of a row of Q, and of a token of the pool.
   //! [rows]
   const int chunk = threadIdx.x % kSwizzleChunks * 8;
-  const int each = shape.heads / shape.kv_heads * shape.seqlen_q;  // rows of a member
+  const int each = shape.heads / shape.kv_heads * shape.seqlen_q;  // rows per member
   const auto row_of_q = [&](int row) {
     const int b = gMembers[work.first_member + row / each];
     return gQ + ((int64_t{b} * shape.kv_heads + work.kv_head) * each + row % each) * kHeadDim +
@@ -196,7 +197,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   //! [rows]
   const int kv = work.kv_head * kHeadDim + chunk;
   //! [slots]
-  // A thread looks up one key of a block, behind the end the last one.
+  // Each thread looks up one key of a block; past the end, the last key.
   const auto look_up = [&](const int* pages, int n_block) {
     const int key = min(n_block * kBlockN + thread_index() % kBlockN, seqlen_k - 1);
     return pages[key / page_size] * page_size + key % page_size;
@@ -214,7 +215,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
   const int* const pages = gTable + int64_t{work.sequence} * max_pages;
   if (threadIdx.x == 0) smem.pages = pages, smem.work = work;
-  // (1) Load Q_i, which stays, and the first K_j.
+  // (1) Issue Q_i, which stays, and the first K_j.
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
   if (kv_range.begin < kv_range.end) {
     load_tile<kBlockM, Config>(smem.sQ, work.rows - work.row0, [&](int row) {
@@ -223,14 +224,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (Config::kQSteps > 0) cp_async_commit();
     store_slot(kv_range.begin, look_up(pages, kv_range.begin));
   }
-  __syncthreads();  // smem.work and the first slots are there
+  __syncthreads();  // smem.work and the first slots are visible
   if (kv_range.begin < kv_range.end) {
     load_kv(smem.sK, gK, kv_range.begin);
     cp_async_commit();
   }
   if (Config::kQSteps > 0) {
     cp_async_wait<1>();
-    __syncthreads();  // all threads' Q is there
+    __syncthreads();  // Q is visible
   }
   if (kv_range.begin < kv_range.end) {
 #pragma unroll
@@ -245,32 +246,33 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   // One key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
-    // (2) V_j is in flight during Q K^T. Only the newest copy group is ever in flight, so both
-    // waits wait for all groups.
+    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits are
+    // for group 0.
     //! [pipeline]
     cp_async_wait<0>();
-    __syncthreads();  // K_j is visible; V_j-1 is no longer read
+    __syncthreads();  // K_j is visible; all warps have read V_j-1
     load_kv(smem.sV, gV, n_block);
     cp_async_commit();
     const bool more = n_block + 1 < kv_range.end;
-    const int slot = more ? look_up(smem.pages, n_block + 1) : 0;  // waits for memory during Q K^T
+    // the look-up's latency overlaps with Q K^T
+    const int slot = more ? look_up(smem.pages, n_block + 1) : 0;
     //! [pipeline]
 
-    // (3) S = Q K^T, -inf behind the last key.
+    // (3) S = Q K^T, -inf past the last key.
     float s[kTiles][kBlockN / 8][4] = {};
     gemm_qk<Element, Config>(s, rQ, bytes(smem.sQ), bytes(smem.sK));
     if constexpr (masked.value) apply_mask(s, shape, 0, seqlen_k - key0);
 
     // K_j+1 is in flight during softmax and P V.
     //! [pipeline_k]
-    store_slot(n_block + 1, slot);  // where those of block j-1 were
+    store_slot(n_block + 1, slot);  // replaces those of block j-1
     cp_async_wait<0>();
-    __syncthreads();  // V_j of all threads and the slots are there; all are done with K_j
+    __syncthreads();  // V_j and the slots are visible; all warps have read K_j
     if (more) load_kv(smem.sK, gK, n_block + 1);
     cp_async_commit();
     //! [pipeline_k]
 
-    // (4) softmax
+    // (4) Online softmax.
     //! [softmax]
     update_max<Config>(row_max, row_sum, o, s, softmax_scale_log2);
     const auto exponentials = [&](int m, int step) {
@@ -282,8 +284,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
           row_sum[m][i / 2] += s[m][n][i];
         }
     };
-    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an A operand of the
-    // second.
+    // Two neighbouring accumulators of S, rounded and packed in pairs, are one A fragment of P V.
     const auto probabilities = [&](int step, uint32_t(&a)[kTiles][4]) {
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
@@ -304,11 +305,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block)
     if (n_block >= kv_range.unmasked_begin && n_block < kv_range.unmasked_end)
       process_kv_block(n_block, std::false_type{});
-    else  // last keys
+    else  // end of the prefix
       process_kv_block(n_block, std::true_type{});
   //! [loops]
 
-  // (7) O = O / l of these keys; (8) store it and its lse: this part of all rows of the tile
+  // (7) O = O / l of these keys; (8) store partial O and lse for all rows of the tile.
   //! [finish]
   const int lane_id = thread_index() % 32, warp_rows = thread_index() / 32 * kWarpRows;
 #pragma unroll
@@ -328,14 +329,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   //! [finish]
 }
 
-// O and lse of what is behind the prefix, merged with the parts of the prefix: a warp has a row, a
-// lane four columns of each 128.
+// Merges O and lse of a suffix with the partial results of its prefix: one warp per row; a lane
+// owns four of each 128 columns.
 //! [merge]
 template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-    merge_kernel(const int* gPrefixOf,      // [B, 4]: parts, place, first row, rows
-                 const float* gOPartial,    // [places, d]
-                 const float* gLsePartial,  // [places], to base 2
+    merge_kernel(const int* gPrefixOf,      // [B, 4]: parts, first partial result, first row, rows
+                 const float* gOPartial,    // [partial results, d]
+                 const float* gLsePartial,  // [partial results], in log2 units
                  Element* gO,               // [B, Hq, seqlen_q, d]
                  float* gLse,               // [B, Hq, seqlen_q]
                  Shape shape, int rows) {
@@ -345,7 +346,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int each = shape.heads / shape.kv_heads * shape.seqlen_q;
   const int head = idx / each % shape.kv_heads, b = idx / (each * shape.kv_heads);
   const int *const of = gPrefixOf + 4 * b, parts = of[0];
-  if (parts == 0) return;  // nothing is shared
+  if (parts == 0) return;  // no shared prefix
   const auto partial_index = [&](int n) {
     return int64_t{of[1]} + (head * parts + n) * of[3] + of[2] + idx % each;
   };
@@ -367,7 +368,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
     store_row_part(gO + int64_t{idx} * kHeadDim + c, x, 1 / sum);
   }
-  __syncwarp();  // all lanes have read the lse that is replaced
+  __syncwarp();  // all lanes have read the lse that is overwritten
   if (lane_id == 0) gLse[idx] = kLn2 * (max + log2f(sum));
 }
 //! [merge]
@@ -379,7 +380,7 @@ Status launch(const Arguments& args) {
   const int64_t rows = p.batch * p.heads * p.seqlen_q;
   args.phase("prefix");
   Shape shape = shape_of(p);
-  shape.window_right = Shape::kNoWindow;  // all queries see all of a prefix
+  shape.window_right = Shape::kNoWindow;  // every query attends to the whole prefix
   Status status = launch_kernel(
       attention_kernel<Element, Config>, dim3(static_cast<unsigned>(most_prefix_work(p))),
       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, params.q,

@@ -1,14 +1,16 @@
-// v9_tree_mask: the queries of a sequence are a tree of speculated tokens.
+// v9_tree_mask: tree attention; a bitmask of seqlen_q x seqlen_q.
 //
 // parent    v7_prefill
-// idea      A draft proposes not one continuation but a tree of them, and one pass of the model
-//           checks all: a token sees the cache and its own ancestors, not its neighbours. Of the
-//           mask only the last seqlen_q keys matter, a square of bits: a row of words for each
-//           query. A lane takes the 64 bits of a block from them, for each of its rows; all blocks
-//           before the tree stay without a mask.
-// expect    the time of v7 with as many queries; the blocks of the tree, one or two, cost more
+// change    The mask covers only the last seqlen_q keys: one row of 32-bit words per query. For
+//           each of its rows a lane extracts the 64 bits of a key block. Blocks before the tree
+//           need no mask.
+// why       In speculative decoding a draft proposes a tree of continuations, and one pass of the
+//           model verifies all of them. A token attends to the cache and to its ancestors, not to
+//           its siblings.
+// expect    the time of v7 with as many queries; the one or two blocks of the tree cost more
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, ragged batches and page sizes, trees,
 //           causal, windows, GQA; scales from 1e-37
+// source    Miao et al., SpecInfer (arXiv 2305.09781); Cai et al., Medusa (arXiv 2401.10774)
 #include <algorithm>
 
 #include "attn/kernel.h"
@@ -29,11 +31,11 @@ struct Config {
   static constexpr int kNumWarps = kPrefillWarps, kThreads = 32 * kNumWarps, kBlocksPerSm = 2;
   static constexpr int kWarpRows = kBlockM / kNumWarps;
   static constexpr int kTiles = kWarpRows / 16;  // 16-row MMAs per warp
-  // Steps of 16 columns of Q that stay in registers; at d=128 there are none left for them.
+  // 16-column fragments of Q that stay in registers; none at d=128, for lack of registers.
   static constexpr int kQSteps = kHeadDim == 64 ? 4 : kHeadDim == 256 ? 8 : 0;
   static constexpr int kRowBytes = 2 * kHeadDim;
   static constexpr int kSwizzleChunks =
-      kHeadDim % 64 == 0 ? 8 : 4;                              // chunks that change places in a row
+      kHeadDim % 64 == 0 ? 8 : 4;  // 16-byte chunks that the swizzle permutes
   static constexpr int kCopyRows = kThreads / kSwizzleChunks;  // rows that the block copies at once
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
@@ -43,16 +45,16 @@ struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  int sSlots[2][Config::kBlockN];  // where the keys of this block and the next lie in the pool
-  const int* pages;  // [max_pages]: of the sequence, and what waits for the end of the loop:
-  const int* tree;   // [seqlen_q, words]; registers have no room for them
+  int sSlots[2][Config::kBlockN];  // slots of the keys of this block and the next
+  const int* pages;  // [max_pages] of the sequence; and values needed only in the epilogue:
+  const int* tree;   // [seqlen_q, words]; here it occupies no registers
   Sequence sequence;
   int row0;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sSlots, pages, tree, sequence, row0)
 };
 
-// Issues the copies of kRows rows, of which `rows` exist; the others become 0. `row_of(row)`: this
-// thread's first chunk of a row in memory; some chunk where the row does not exist.
+// Issues cp.async of kRows rows; rows from `rows` on become 0. `row_of(row)`: this thread's first
+// chunk of a row in memory; any valid chunk for rows past the end.
 //! [copy]
 template <int kRows, class Config, class Element, class RowOf>
 __device__ __forceinline__ void load_tile(Element* tile, int rows, RowOf row_of) {
@@ -73,9 +75,8 @@ __device__ __forceinline__ void load_tile(Element* tile, int rows, RowOf row_of)
 }
 //! [copy]
 
-// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead, those of Q for the
-// first kQSteps times 16 columns are in registers. Offsets are those, in bytes, of this lane's
-// chunk in the first 16 columns.
+// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead; the first kQSteps
+// fragments of Q are in registers. Offsets: in bytes, this lane's in the first 16 columns.
 //! [scores]
 template <class Config>
 __device__ __forceinline__ int q_offset() {
@@ -93,8 +94,8 @@ __device__ __forceinline__ void load_q_fragments(uint32_t (&a)[Config::kTiles][4
 }
 template <class Element, class Config, int kCount>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const uint32_t (&rQ)[kCount][Config::kTiles][4],
-                                       const char* sQ, const char* sK) {
+                                        const uint32_t (&rQ)[kCount][Config::kTiles][4],
+                                        const char* sQ, const char* sK) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index(), q = q_offset<Config>();
@@ -127,12 +128,12 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 }
 //! [scores]
 
-// (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys:
-// one step ahead, so that its exponentials overlap with the MMAs.
+// (5) O += P V for the rows of this warp. `probabilities(step, a)` computes the A operand of 16
+// keys, one step ahead, so that its exponentials overlap with the MMAs.
 //! [output]
 template <class Element, class Config, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const char* sV) {
+                                        Probabilities probabilities, const char* sV) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index();
@@ -163,8 +164,8 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHead
 
 //! [tree]
 //! [ex07d]
-// 64 bits of a query's row of the mask, from bit `first` on: of keys before the tree they are 1,
-// behind it 0.
+// 64 bits of a query's row of the mask, from bit `first` on. Keys before the tree count as 1, keys
+// after it as 0.
 __device__ __forceinline__ uint64_t tree_bits(const int* row, int words, int first) {
   const auto word = [&](int n) -> uint64_t {
     return n < 0 ? ~0u : n < words ? static_cast<unsigned>(row[n]) : 0u;
@@ -174,8 +175,8 @@ __device__ __forceinline__ uint64_t tree_bits(const int* row, int words, int fir
   const uint64_t low = word(n) | word(n + 1) << 32;
   return causal_offset == 0 ? low : low >> causal_offset | word(n + 2) << (64 - causal_offset);
 }
-// Keys of the block that are no ancestors of this lane's rows get -inf. `row`: the lane's first
-// one; `first`: the first key of the block, counted from that of the tree.
+// Sets keys of the block that are not ancestors of this lane's rows to -inf. `row`: the lane's
+// first row; `first`: the first key of the block, relative to the first key of the tree.
 template <int kTiles, int kColumns>
 __device__ __forceinline__ void apply_tree(float (&s)[kTiles][kColumns][4], const int* tree,
                                            int words, int row, int rows, int first) {
@@ -201,12 +202,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     attention_kernel(const Element* gQ,        // [tokens, Hq, d], or [B, Hq, seqlen_q, d]
                      const Element* gK,        // [num_pages, page_size, Hkv, d]
                      const Element* gV,        // [num_pages, page_size, Hkv, d]
-                     const int* gTable,        // [B, max_pages]: the pages of each sequence
-                     const int* gSeqused,      // [B]: keys of each sequence
-                     const int* cu_seqlens_q,  // [B + 1]: the first query of each; or null
-                     const int* gTree,  // [tokens, words]: of each query, who sees whom; or null
-                     Element* gO,       // as gQ
-                     float* gLse,       // [Hq, tokens], or [B, Hq, seqlen_q]
+                     const int* gTable,        // [B, max_pages]: page table
+                     const int* gSeqused,      // [B]: valid keys per sequence
+                     const int* cu_seqlens_q,  // [B + 1]: first query of each sequence, or null
+                     // [tokens, words]: per query, its visible tree tokens; or null
+                     const int* gTree,
+                     Element* gO,  // as gQ
+                     float* gLse,  // [Hq, tokens], or [B, Hq, seqlen_q]
                      Shape shape, int q_stride, int page_size, int max_pages, int words,
                      int num_m_blocks, int num_heads, int section) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
@@ -214,8 +216,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   constexpr int kSwizzleChunks = Config::kSwizzleChunks;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const auto bytes = [](const auto& tile) { return reinterpret_cast<const char*>(&tile); };
-  // Heads come in sections. In one, the tiles of queries with the most keys begin first, those of
-  // all its heads.
+  // Sections of heads. Within one, longest query tiles first (LPT order), across its heads.
   //! [order]
   const int first_head = blockIdx.x / (section * num_m_blocks) * section;
   const int heads = min(section, num_heads - first_head);
@@ -229,7 +230,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int seqlen_k = sequence.seqlen_k, causal_offset = seqlen_k - sequence.seqlen_q;
   KvBlockRange kv_range =
       kv_block_range(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
-  if (gTree != nullptr)  // blocks of the tree have a mask
+  if (gTree != nullptr)  // blocks of the tree are masked
     kv_range.unmasked_end =
         max(kv_range.unmasked_begin, min(kv_range.unmasked_end, max(0, causal_offset) / kBlockN));
   // This thread's first chunk of a row of Q, and of a token of the pool.
@@ -237,7 +238,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const Element* const q = gQ + sequence.q + int64_t{row0} * q_stride + chunk;
   const int kv = hq / (shape.heads / shape.kv_heads) * kHeadDim + chunk;
   //! [slots]
-  // A thread looks up one key of a block, behind the end the last one.
+  // Each thread looks up one key of a block; past the end, the last key.
   const auto look_up = [&](const int* pages, int n_block) {
     const int key = min(n_block * kBlockN + thread_index() % kBlockN, seqlen_k - 1);
     return pages[key / page_size] * page_size + key % page_size;
@@ -259,7 +260,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     smem.pages = pages, smem.sequence = sequence, smem.row0 = row0;
     smem.tree = gTree == nullptr ? nullptr : gTree + int64_t{first_query} * words;
   }
-  // (1) Load Q_i, which stays, and the first K_j.
+  // (1) Issue Q_i, which stays, and the first K_j.
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
   if (kv_range.begin < kv_range.end) {
     const int rows = sequence.seqlen_q - row0;
@@ -268,14 +269,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (Config::kQSteps > 0) cp_async_commit();
     store_slot(kv_range.begin, look_up(pages, kv_range.begin));
   }
-  __syncthreads();  // smem.sequence and the first slots are there
+  __syncthreads();  // smem.sequence and the first slots are visible
   if (kv_range.begin < kv_range.end) {
     load_kv(smem.sK, gK, kv_range.begin);
     cp_async_commit();
   }
   if (Config::kQSteps > 0) {
     cp_async_wait<1>();
-    __syncthreads();  // all threads' Q is there
+    __syncthreads();  // Q is visible
   }
   if (kv_range.begin < kv_range.end) {
 #pragma unroll
@@ -290,20 +291,21 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   // One key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
-    // A warp skips a block that is fully masked for its rows.
+    // A warp skips a masked block in which all its rows are masked.
     const int warp_row0 = smem.row0 + thread_index() / 32 * kWarpRows;
     const bool idle =
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
-    // (2) V_j is in flight during Q K^T. Only the newest copy group is ever in flight, so both
-    // waits wait for all groups.
+    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits are
+    // for group 0.
     //! [pipeline]
     cp_async_wait<0>();
-    __syncthreads();  // K_j is visible; V_j-1 is no longer read
+    __syncthreads();  // K_j is visible; all warps have read V_j-1
     load_kv(smem.sV, gV, n_block);
     cp_async_commit();
     const bool more = n_block + 1 < kv_range.end;
-    const int slot = more ? look_up(smem.pages, n_block + 1) : 0;  // waits for memory during Q K^T
+    // the look-up's latency overlaps with Q K^T
+    const int slot = more ? look_up(smem.pages, n_block + 1) : 0;
     //! [pipeline]
 
     // (3) S = Q K^T, -inf where masked.
@@ -322,15 +324,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
     // K_j+1 is in flight during softmax and P V.
     //! [pipeline_k]
-    store_slot(n_block + 1, slot);  // where those of block j-1 were
+    store_slot(n_block + 1, slot);  // replaces those of block j-1
     cp_async_wait<0>();
-    __syncthreads();  // V_j of all threads and the slots are there; all are done with K_j
+    __syncthreads();  // V_j and the slots are visible; all warps have read K_j
     if (more) load_kv(smem.sK, gK, n_block + 1);
     cp_async_commit();
     //! [pipeline_k]
     if (idle) return;
 
-    // (4) softmax
+    // (4) Online softmax.
     //! [softmax]
     update_max<Config>(row_max, row_sum, o, s, softmax_scale_log2);
     const auto exponentials = [&](int m, int step) {
@@ -342,8 +344,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
           row_sum[m][i / 2] += s[m][n][i];
         }
     };
-    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an A operand of the
-    // second.
+    // Two neighbouring accumulators of S, rounded and packed in pairs, are one A fragment of P V.
     const auto probabilities = [&](int step, uint32_t(&a)[kTiles][4]) {
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
@@ -364,24 +365,24 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block)
     if (n_block >= kv_range.unmasked_begin && n_block < kv_range.unmasked_end)
       process_kv_block(n_block, std::false_type{});
-    else  // left edge of the window; diagonal, right edge, last keys
+    else  // left edge of the window; diagonal, right edge, end of the keys
       process_kv_block(n_block, std::true_type{});
   //! [loops]
 
-  // (7) O = O / l, once; (8) store O, through the rows of sQ that only this warp reads, and lse
+  // (7) O = O / l, once; (8) store O through this warp's rows of sQ, and lse.
   //! [finish]
   const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
   char* const sO = reinterpret_cast<char*>(smem.sQ + warp_rows * kHeadDim);  // [kWarpRows, d]
   const Sequence seq = smem.sequence;
   const int first_row = smem.row0 + warp_rows, rows = seq.seqlen_q - first_row;  // of this warp
   const int o_lane = 2 * swizzled_offset<kHeadDim>(lane_id / 4, lane_id % 4 * 2);
-  __syncwarp();  // all lanes are done with Q
+  __syncwarp();  // all lanes have read Q
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(row_sum[m][r]);
-      const float factor = sum != 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
+      const float factor = sum != 0 ? 1 / sum : 0;  // fully masked row: O = 0
       char* const to = sO + (16 * m + 8 * r) * Config::kRowBytes;
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n)
@@ -391,7 +392,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       if (lane_id % 4 == 0 && row < rows)
         gLse[seq.lse + first_row + row] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
     }
-  __syncwarp();  // all of the warp's rows are there
+  __syncwarp();  // all rows of the warp are visible
 #pragma unroll
   for (int i = 0; i < kWarpRows; i += 32 / kSwizzleChunks) {
     const int r = i + lane_id / kSwizzleChunks;

@@ -1,4 +1,4 @@
-// What is done to pages besides reading them: tokens are appended, pages copied.
+// Operations that write pages: appending tokens, copying pages.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ double bytes_of_rows(const Problem& p, double rows) {
 
 // ---- append ------------------------------------------------------------------------------------
 
-// New token i of sequence b has this position; below 0 there is none: the sequence is shorter.
+// Position of new token i of sequence b; negative: padding, because the sequence is shorter.
 int64_t position(const Problem& p, int64_t b, int64_t i) {
   return p.sequence(b).seqlen_k - p.seqlen_q + i;
 }
@@ -65,7 +65,7 @@ std::vector<int64_t> appended_rows(const Problem& p, const HostTensors& in, cons
   return rows;
 }
 
-// Two tokens for one slot have no order: one of them would be lost.
+// Two tokens for the same slot have no defined order: one would be lost.
 void place_to_append(const Problem& p, HostTensors& in) {
   place_pages(p, in);
   const HostTensor& table = in.at("page_table");
@@ -125,7 +125,8 @@ TensorSpec whole_pool(const Problem& p, const char* name) {
   spec.file = std::string(name) + "_pages";
   return spec;
 }
-// From one half of the pages, in any order, to the other: whole pages, and every third one in part.
+// Copies from one half of the pages to the other, in random order: whole pages, and every third one
+// in part.
 void draw_copies(const Problem& p, HostTensor& t) {
   std::vector<int64_t> pages(static_cast<std::size_t>(whole_pool(p, "k").shape[0]));
   std::iota(pages.rbegin(), pages.rend(), 0);
@@ -144,14 +145,15 @@ void draw_copies(const Problem& p, HostTensor& t) {
 TensorSpec copies_of(const Problem& p) {
   return {"page_copies", {1, 1, p.batch, 3}, DType::int32, {}, draw_copies, false, 2};
 }
-template <class Body>  // body(page, token, head) of every row that is written, and where it is from
+// calls body(page, token, head) for each row that is written, and gives its source
+template <class Body>
 void for_each_copied(const Problem& p, const HostTensors& in, Body body) {
   const std::vector<int64_t>& copies = in.at("page_copies").numbers;
   for (auto at = copies.begin(); at != copies.end(); at += 3)
     for (int64_t i = 0; i < at[2]; ++i)
       for (int64_t h = 0; h < p.kv_heads; ++h) body(at[0], at[1], i, h);
 }
-// Copies have no order: a page is read or written, and written once.
+// Copies have no defined order: a page is either read or written, and written only once.
 void check_copies(const Problem& p, HostTensors& in) {
   const std::vector<int64_t>& copies = in.at("page_copies").numbers;
   const int64_t pages = in.at("k").spec.shape[0];
@@ -270,7 +272,7 @@ const Operation& page_copy() {
     };
     op.changes = copied_rows;
     op.place = check_copies;
-    // Of copies that are loaded, whole pages: how many tokens they have is in the file alone.
+    // Loaded copies count as whole pages: their numbers of tokens are only in the file.
     op.useful_bytes = [](const Problem& p) {
       if (p.inputs == InputKind::files)
         return 4 * bytes_of_rows(p, static_cast<double>(p.batch * page_size_of(p)));

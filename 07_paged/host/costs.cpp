@@ -13,7 +13,7 @@ namespace {
 using namespace splits;
 
 int64_t rows_of(const Problem& p) { return p.batch * p.heads * p.seqlen_q; }
-// Keys that some query sees, of all sequences; in whole tiles of `tile`.
+// Keys visible to some query, over all sequences, in whole tiles of `tile`.
 double keys_of(const Problem& p, int64_t tile = 1) {
   double keys = 0;
   for (int64_t b = 0; b < p.batch; ++b) {
@@ -29,7 +29,7 @@ double keys_of(const Problem& p, int64_t tile = 1) {
 Phase decode_cost(const Problem& p, int64_t block_rows) {
   const double element = double(size_of(p.dtype)), d = double(p.head_dim);
   const double kv = 2 * keys_of(p) * double(p.kv_heads) * d * element;
-  // A sequence(b) of a cost has no prefix in common with others.
+  // Part of a cost for sequence(b), which shares no prefix with others.
   const double shared = 2 * double(saved_tokens(p) * p.kv_heads) * d * element;
   const double table = 4 * keys_of(p, page_size_of(p)) / double(page_size_of(p));
   const double q = double(rows_of(p)) * d * element;
@@ -76,7 +76,7 @@ Cost tiled_prefill_cost(const Problem& p, const Tiling& tiles) {
 Cost latent_cost(const Problem& p, int64_t rows) {
   const double element = double(size_of(p.dtype));
   const int64_t row_tiles = (p.heads * p.seqlen_q + rows - 1) / rows;
-  // v12 leaves out warps without keys, 16 each.
+  // v12 skips warps without keys, 16 keys each.
   const double keys = keys_of(p, rows == kWgmmaRows ? 64 : 16) * double(row_tiles);
   const double kv = keys_of(p) * kLatentDim * element,
                table = 4 * keys_of(p) / double(page_size_of(p));

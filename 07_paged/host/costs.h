@@ -1,4 +1,4 @@
-// What the attention steps of chapter 07 cost.
+// Costs of the attention steps of chapter 07.
 #pragma once
 
 #include "attn/cost.h"
@@ -7,14 +7,14 @@
 
 namespace attn {
 
-// Decoding in blocks of `block_rows` rows; without what parts cost. K and V come from HBM once, and
-// from L2 at least once: blocks that read the same keys at the same time may find them in L1, or
-// share an answer of L2. So do the entries of the page table. Steps on CUDA cores have two
-// multiply-adds for each number and row, those on tensor cores for each number and 16 rows, there
-// or not.
+// Decoding in blocks of `block_rows` rows, without the cost of partial results. K and V come from
+// HBM once, and from L2 at least once: blocks that read the same keys at the same time may hit in
+// L1 or share an L2 response. The same holds for page-table entries. Steps on CUDA cores execute
+// two multiply-adds per element and row, those on tensor cores per element and 16 rows, padding
+// included.
 Phase decode_cost(const Problem&, int64_t block_rows);
-// Of queries in tiles, as in chapter 04, or others: a tile of K and one of V pass from L2 at each
-// visit.
+// Prefill in query tiles, of chapter 04's sizes or others: each visit of a key block reads one tile
+// of K and one of V from L2.
 Cost prefill_cost(const Problem&);
 Cost tiled_prefill_cost(const Problem&, const Tiling&);
 // Latent attention in blocks of `rows` rows.

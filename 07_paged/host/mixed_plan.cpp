@@ -1,4 +1,4 @@
-// Tiles are counted here by the function that the kernels count them with: tiles_of.
+// Tiles are counted with tiles_of, the function that the kernels use.
 #define ATTN_EMULATED
 #include "host/mixed_plan.h"
 
@@ -21,13 +21,13 @@ int64_t row_tiles(const Problem& p, int64_t queries) {
   return (p.group() * queries + kMmaRows - 1) / kMmaRows;
 }
 
-// Those that take longest begin first; of equals the order stays.
+// Longest first; a stable sort.
 void longest_first(std::vector<MixedWork>& work) {
   std::ranges::stable_sort(work, std::greater(), &MixedWork::count);
 }
 
-// When blocks are done that take this work in turn, each as soon as it is free: the last one of
-// them, and on average, in keys that a tile of prefill sees. `free`: when each block begins.
+// List scheduling: each block takes the next work tile as soon as it is free. Returns when the last
+// block ends and the average end, in keys of a prefill tile. `free`: when each block starts.
 struct Ends {
   double last, mean;
 };
@@ -51,14 +51,14 @@ Ends ends_of(const std::vector<MixedWork>& work, std::vector<double> free) {
 //! [first]
 bool prefill_first(const std::vector<MixedWork>& prefill, const std::vector<MixedWork>& decode,
                    int64_t sms) {
-  double decoding = 0;  // how long memory is busy with it
+  double decoding = 0;  // time of decoding, limited by memory
   for (const MixedWork& w : decode) decoding += w.count * kKeysPerDecodeTile;
   decoding /= static_cast<double>(sms);
   const auto blocks = static_cast<std::size_t>(sms);
-  std::vector<double> half(blocks);  // these begin at once, the others when decoding is over
+  std::vector<double> half(blocks);  // one half starts at once, the other after decoding
   half.resize(2 * blocks, kHalfDecodes * decoding);
-  // If all prefer prefill, blocks decode as they run out of it, on average from all.mean on, and
-  // memory is busy for `decoding` after that.
+  // If all prefer prefill, blocks start to decode as they run out of it, at all.mean on average,
+  // and decoding takes `decoding` from then on.
   const Ends all = ends_of(prefill, std::vector<double>(2 * blocks));
   return !prefill.empty() && std::max(all.last, all.mean + decoding) < ends_of(prefill, half).last;
 }
@@ -80,28 +80,28 @@ MixedPlan mixed_plan(const Problem& p, const std::vector<int64_t>& lengths_q,
   int64_t total = 0;
   for (std::size_t b = 0; b < tiles.size(); ++b) {
     if (!decodes(b)) continue;
-    tiles[b] =
-        ::emulated::flash_decoding::tiles_of(shape(b), static_cast<int>(lengths_k[b]), kMixedTileKeys);
+    tiles[b] = ::emulated::flash_decoding::tiles_of(shape(b), static_cast<int>(lengths_k[b]),
+                                                    kMixedTileKeys);
     total += tiles[b] * p.kv_heads * row_tiles(p, lengths_q[b]);
   }
   const int64_t pieces = kPiecesPerSm * sms,
                 chunk = std::max<int64_t>(1, (total + pieces - 1) / pieces);
   for (std::size_t b = 0; b < tiles.size(); ++b) {
     const int sequence = static_cast<int>(b);
-    if (!decodes(b)) {  // its queries in tiles, and what it costs: keys up to the last one's
+    if (!decodes(b)) {  // query tiles and their cost: keys up to the last query's
       const int64_t rows = prefill_rows(p.head_dim), queries = lengths_q[b];
       for (int64_t row0 = 0; row0 < queries; row0 += rows) {
         const int64_t last = std::min(row0 + rows, queries) - 1;
-        const auto seen = ::emulated::flash_decoding::keys_of_query(shape(b), static_cast<int>(lengths_k[b]),
-                                                           static_cast<int>(last));
+        const auto seen = ::emulated::flash_decoding::keys_of_query(
+            shape(b), static_cast<int>(lengths_k[b]), static_cast<int>(last));
         for (int head = 0; head < p.heads; ++head)
           plan.prefill.push_back({sequence, head, static_cast<int>(row0), 0, 0,
                                   std::max(0, seen.end - seen.begin), 0, 1, 0});
       }
       continue;
     }
-    // As many parts as chunks of the common length, each as long as the others. The heads that have
-    // the same keys are side by side: a token's heads are neighbours in memory.
+    // As many parts as chunks of the common length, all of equal length. Heads with the same keys
+    // are adjacent in the list, because a token's heads are contiguous in memory.
     const auto parts = static_cast<int>((tiles[b] + chunk - 1) / chunk);
     const auto rows = static_cast<int>(row_tiles(p, lengths_q[b]));
     const int row_blocks = static_cast<int>(p.kv_heads) * rows;
@@ -122,8 +122,8 @@ MixedPlan mixed_plan(const Problem& p, const std::vector<int64_t>& lengths_q,
 }
 //! [plan]
 
-// A row block of n tiles has at most n / chunk + 1 pieces, and only where n > chunk more than one:
-// then those are fewer than 2 n / chunk.
+// A row block of n tiles has at most n / chunk + 1 work tiles, and more than one only if n > chunk;
+// those are fewer than 2 n / chunk.
 MixedBounds mixed_bounds(const Problem& p) {
   MixedBounds most{};
   for (const int64_t queries : queries_of(p))

@@ -1,4 +1,4 @@
-// Latent attention: one K/V head whose values are a part of its keys.
+// Latent attention: one K/V head whose values are part of its keys.
 #include <fmt/format.h>
 
 #include "attn/error.h"
@@ -23,7 +23,7 @@ std::vector<TensorSpec> inputs(const Problem& p) {
   return {like_q(p, "q"), kv, table.spec, seqused_of(p)};
 }
 
-// That of attention, with the first numbers of each key as its value.
+// Reference attention; the first elements of each key are its value.
 std::vector<Expected> reference(const Problem& p, const HostTensors& in, Selection selection) {
   const HostTensor& k = in.at("k");
   HostTensor v{in_pages(p, "v", in.at("page_table")), {}, {}};
@@ -51,7 +51,7 @@ void sizes_of_files(const std::string& folder, Problem& p) {
   p.heads = q[1], p.seqlen_q = q[2];
 }
 
-// Of DeepSeek-V2-Lite, 16 heads, if nothing else is said.
+// Default: DeepSeek-V2-Lite, 16 heads.
 void complete(Problem& p, const std::set<std::string>& given) {
   complete_lengths(p, given);
   if (p.inputs == InputKind::files) return;

@@ -16,7 +16,7 @@ PagePool::PagePool(int num_pages)
   for (int page = 0; page < num_pages; ++page) link(page);
 }
 
-// To the end of the free pages, and out of them.
+// Appends a page to the free queue; removes one from it.
 void PagePool::link(int page) {
   const int ring = num_pages(), last = links(ring).before;
   links(page) = {last, ring};
@@ -39,11 +39,12 @@ int PagePool::take() {
   return page;
 }
 void PagePool::share(int page) {
-  if (owners(page) == 0) throw std::logic_error("share: nobody has page " + std::to_string(page));
+  if (owners(page) == 0) throw std::logic_error("share: no owner of page " + std::to_string(page));
   ++owners_[static_cast<std::size_t>(page)];
 }
 void PagePool::release(int page) {
-  if (owners(page) == 0) throw std::logic_error("release: nobody has page " + std::to_string(page));
+  if (owners(page) == 0)
+    throw std::logic_error("release: no owner of page " + std::to_string(page));
   if (--owners_[static_cast<std::size_t>(page)] == 0) link(page);
 }
 bool PagePool::revive(int page) {
@@ -58,12 +59,13 @@ bool PagePool::revive(int page) {
 Appended append(PagePool& pool, int page_size, Sequence& s, int64_t count) {
   Appended result;
   if (count == 0) return result;
-  const auto fill = static_cast<int>(s.length % page_size);  // of the last page; 0: it is full
+  // tokens in the last page; 0: it is full
+  const auto fill = static_cast<int>(s.length % page_size);
   const bool copied = fill > 0 && pool.owners(s.pages.back()) > 1;
   const int64_t pages = (s.length + count + page_size - 1) / page_size;
   const int64_t wanted = pages - static_cast<int64_t>(s.pages.size()) + copied;
   if (wanted > pool.free_pages()) throw OutOfPages(wanted, pool.free_pages());
-  if (copied) {  // the others keep the page as it is
+  if (copied) {  // copy-on-write: the other owners keep the page
     const int own = pool.take();
     result.copy = PageCopy{s.pages.back(), own, fill};
     pool.release(s.pages.back());

@@ -1,5 +1,5 @@
-// The pages of a cache, who has them, and the sequences that are made of them. On the host: what a
-// server keeps beside the pool of K and V on the device.
+// Pages, their reference counts, and sequences as lists of pages: the host's part of the cache. The
+// pool of K and V is on the device.
 #pragma once
 
 #include <cstdint>
@@ -9,30 +9,29 @@
 
 namespace attn::paged {
 
-// Fewer pages are free than an operation needs. Nothing has changed.
+// An operation needs more pages than are free. State is unchanged.
 struct OutOfPages : std::runtime_error {
   OutOfPages(int64_t wanted, int64_t free);
   int64_t wanted, free;
 };
 
-// Pages 0 to num_pages - 1. Several may own a page, which is free when nobody does. What a free
-// page holds stays in it until it is taken, so the one that was freed first is taken first.
+// Pages 0 to num_pages - 1 with reference counts; a page with count 0 is free. Free pages keep
+// their contents until they are taken, and form a queue: first freed, first taken.
 class PagePool {
  public:
   explicit PagePool(int num_pages);
 
-  int take();              // a free page, for one owner. Throws OutOfPages
-  void share(int page);    // one owner more, of a page that has one
-  void release(int page);  // one owner less
-  bool revive(int page);   // a free page for one owner, as it is; false if somebody has it
+  int take();              // takes a free page, with one owner. Throws OutOfPages
+  void share(int page);    // increments the count of a page that has an owner
+  void release(int page);  // decrements it
+  bool revive(int page);   // takes this page, with its contents, if it is free; else returns false
 
   int owners(int page) const { return owners_.at(static_cast<std::size_t>(page)); }
   int free_pages() const { return free_; }
   int num_pages() const { return static_cast<int>(owners_.size()); }
 
  private:
-  // The free pages in the order in which they are taken: a ring of links through a page that is
-  // none.
+  // Free pages in the order in which they are taken: a circular list with a sentinel.
   struct Links {
     int before, after;
   };
@@ -45,7 +44,7 @@ class PagePool {
   int free_ = 0;
 };
 
-// Tokens 0 to length - 1 lie in `pages`, page_size in each, the last page filled in part.
+// Tokens 0 to length - 1 lie in `pages`, page_size per page; the last page may be partly filled.
 struct Sequence {
   std::vector<int> pages;
   int64_t length = 0;
@@ -56,18 +55,18 @@ struct PageCopy {
   int from, to, tokens;
   bool operator==(const PageCopy&) const = default;
 };
-// Where new tokens go: their slots, page * page_size + place in the page.
+// Slots of the new tokens: page * page_size + index in the page.
 struct Appended {
   std::vector<int64_t> slots;
   std::optional<PageCopy> copy;
 };
 
-// `count` tokens more. Throws OutOfPages; then the sequence is what it was.
+// Appends `count` tokens. Throws OutOfPages; then the sequence is unchanged.
 Appended append(PagePool&, int page_size, Sequence&, int64_t count);
-// The same tokens once more, in the same pages.
+// A second sequence with the same tokens in the same pages.
 Sequence fork(PagePool&, const Sequence&);
-// Gives its pages back, the last one first: the beginning of a sequence, which others are likelier
-// to have, is overwritten last.
+// Releases the pages, last page first: so the start of a sequence, which other requests are most
+// likely to share, is overwritten last.
 void drop(PagePool&, Sequence&);
 
 }  // namespace attn::paged

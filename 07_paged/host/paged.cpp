@@ -23,8 +23,8 @@ namespace {
 using namespace splits;
 
 constexpr int64_t kLargestPage = 4096;               // tokens
-constexpr int64_t kNoPage = (int64_t{1} << 31) - 1;  // an entry of the table that is not in use
-constexpr int64_t kSparePages = 3;                   // pages of nobody, at least
+constexpr int64_t kNoPage = (int64_t{1} << 31) - 1;  // unused entry of the page table
+constexpr int64_t kSparePages = 3;                   // unallocated pages, at least
 constexpr int64_t kLongest = 1 << 30;
 
 int64_t own(const Problem& p, const char* name, int64_t otherwise) {
@@ -36,8 +36,8 @@ std::vector<int64_t> lengths_of(const Problem& p) {
   return p.seqused_k.empty() ? std::vector(static_cast<std::size_t>(p.batch), p.seqlen_k)
                              : p.seqused_k;
 }
-// --shared-prefix: the first of the sequences that sequence b shares pages with, and how many
-// pages: those that are full.
+// --shared-prefix: the first sequence of b's group, and the number of pages they share, full pages
+// only.
 int64_t leader_of(const Problem& p, int64_t b) {
   const auto shared = p.own.find("shared_prefix");
   if (shared == p.own.end()) return b;
@@ -65,10 +65,10 @@ int64_t pages_in_use(const Problem& p) {
 
 // ---- the tensors -------------------------------------------------------------------------------
 
-// Sequences take pages from a shuffled pool. The last page of the pool is always among them, so
-// that a pool past 2^32 elements has live ones at its end.
+// Sequences take pages from a shuffled pool. The pool's last page is always among them, so that a
+// pool past 2^32 elements has valid tokens at its end.
 void shuffled(const Problem& p, HostTensor& table) {
-  if (p.inputs == InputKind::files) return;  // the file says which pages
+  if (p.inputs == InputKind::files) return;  // loaded page table
   const int64_t in_use = pages_in_use(p), all = num_pages_of(p);
   if (in_use > all)
     throw InputError(fmt::format("--num-pages {}: the sequences need {}", all, in_use));
@@ -83,7 +83,8 @@ void shuffled(const Problem& p, HostTensor& table) {
   auto next = pages.begin();
   const std::vector<int64_t> lengths = lengths_of(p);
   const int64_t room = max_pages_of(p);
-  std::vector<std::vector<int64_t>> prefixes(lengths.size());  // of groups, by their leaders
+  // of each group, by its first sequence
+  std::vector<std::vector<int64_t>> prefixes(lengths.size());
   for (int64_t b = 0; b < p.batch; ++b) {
     const int64_t length = lengths[static_cast<std::size_t>(b)];
     std::vector<int64_t>& prefix = prefixes[static_cast<std::size_t>(leader_of(p, b))];
@@ -124,7 +125,7 @@ HostTensor drawn_table(const Problem& p) {
 namespace {
 // ---- sinks -------------------------------------------------------------------------------------
 
-// A logit of each query head, large enough to matter beside thousands of keys.
+// One logit per query head, large enough to matter compared with thousands of keys.
 void draw_sinks(const Problem& p, HostTensor& t) {
   for (int64_t h = 0; h < p.heads; ++h)
     t.data[static_cast<std::size_t>(h)] = 4 + 2 * normal(p.seed, 81, static_cast<uint64_t>(h));
@@ -133,14 +134,14 @@ TensorSpec sinks_of(const Problem& p) {
   return {"sinks", {1, 1, 1, p.heads}, DType::fp32, {}, draw_sinks, false, 1};
 }
 
-// A sink is in the denominator alone: with e^sink beside the sum of e^lse, O shrinks by the share
-// that the keys still have. The errors of scores are in both.
+// A sink only adds e^sink to the denominator: O shrinks to the keys' share of it. Errors of scores
+// affect both terms.
 std::vector<Expected> with_sinks(std::vector<Expected> expected, const HostTensors& in) {
   Expected &o = expected.at(0), &lse = expected.at(1);
   const auto columns = static_cast<std::size_t>(o.spec.columns());
   for (std::size_t r = 0; r < o.rows.size(); ++r) {
     const double sink = double{in.at("sinks").data[static_cast<std::size_t>(o.rows[r].h)]};
-    const auto joined = [&](double x) {  // of two that are -inf the difference is NaN
+    const auto joined = [&](double x) {  // (-inf) - (-inf) is NaN
       return x == sink ? x + std::log(2)
                        : std::max(x, sink) + std::log1p(std::exp(-std::abs(x - sink)));
     };
@@ -149,8 +150,7 @@ std::vector<Expected> with_sinks(std::vector<Expected> expected, const HostTenso
     for (std::size_t c = r * columns; c < (r + 1) * columns; ++c)
       o.reference[c] *= share,
           o.low[c] = round_to(o.spec.dtype, static_cast<float>(o.low[c] * share));
-    // A small share makes O subnormal in fp16: the spacing of these numbers does not shrink with
-    // it.
+    // A small share makes O subnormal in fp16, where the spacing of values does not shrink further.
     const double spacing = subnormal_slack(o.spec);
     o.scale[r] *= share, o.slack[r] = 2 * share * (o.slack[r] - spacing) + spacing;
     lse.reference[r] = all;
@@ -162,17 +162,17 @@ std::vector<Expected> with_sinks(std::vector<Expected> expected, const HostTenso
 
 // ---- rotary embedding --------------------------------------------------------------------------
 
-// The keys in the pages have been turned, by whoever appended them: queries alone are. Those before
-// the first key stay as they are.
+// The keys in the pages are already rotated, so only queries are rotated here. Queries before the
+// first key stay unchanged.
 template <class Scalar>
 void turn_query(const InputRow<Scalar>& row) {
   if (!row.of_q) return;
   const int64_t position = row.problem.seqlen_k - row.problem.seqlen_q + row.i;
   turn(row.x, row.inputs.at("cos_sin").row(0, 0, std::max<int64_t>(0, position)));
 }
-// They are rounded to 16 bits when they have been turned: a product with a key is off by as much as
-// the unit roundoff of |q| |k| at most, and by less, as columns have errors of their own. Of those
-// of many columns the sum has a deviation of a root of d less; 4 of them are let pass.
+// Rotated queries are rounded to 16 bits, so a product with a key is off by at most the unit
+// roundoff of |q| |k|. The errors of the columns are independent: over many columns the standard
+// deviation of their sum is smaller by sqrt(d). Four standard deviations are tolerated.
 double turned_error(const Problem& p, const HostTensors&, int64_t, double largest) {
   const double unit = p.dtype == DType::fp16 ? 0x1p-12 : p.dtype == DType::bf16 ? 0x1p-9 : 0x1p-25;
   return unit * largest * std::min(1.0, 4 / std::sqrt(static_cast<double>(p.head_dim)));
@@ -193,10 +193,10 @@ std::vector<TensorSpec> paged_inputs(const Problem& p) {
   return specs;
 }
 
-// A sink times log2(e) has to be a float32.
+// A sink times log2(e) must be finite in float32.
 constexpr float kLargestSink = 1e30f;
 
-// The table that was loaded says where tokens lie; its unused entries are poison here, too.
+// With a loaded page table, tokens are moved accordingly; its unused entries are set to 2^31 - 1.
 void place_pages(const Problem& p, HostTensors& in) {
   if (in.contains("sinks"))
     for (const float x : in.at("sinks").data)
@@ -273,7 +273,7 @@ void sizes_of_files(const std::string& folder, Problem& p) {
 
 // ---- options of its own ------------------------------------------------------------------------
 
-// "uniform:16,512" as numbers: which of the three, and its numbers.
+// Parses "uniform:16,512": the distribution and its parameters.
 std::vector<double> read_lengths(const std::string& text) {
   const std::size_t colon = std::min(text.find(':'), text.size());
   std::vector<double> values;
@@ -294,7 +294,7 @@ std::vector<double> read_lengths(const std::string& text) {
       "--lengths {}: must be uniform:A,B, zipf:MEAN or const:N, as uniform:16,512", text));
 }
 
-// "32768,8": tokens, and how many sequences share them; without the second all.
+// Parses "32768,8": tokens, and sequences that share them; all sequences by default.
 std::vector<double> read_shared(const std::string& text) {
   std::vector<double> values;
   const char *at = text.data(), *const end = text.data() + text.size();
@@ -311,8 +311,8 @@ std::vector<double> read_shared(const std::string& text) {
   return values;
 }
 
-// A 32-bit generator that is seeded alike everywhere, and taken modulo: PyTorch's randint draws the
-// same numbers from the same seed.
+// A 32-bit generator with the same stream on every platform, taken modulo: PyTorch's randint draws
+// the same values from the same seed.
 std::vector<int64_t> draw_lengths(const std::vector<double>& how, int64_t batch, uint64_t seed) {
   std::mt19937 random(static_cast<uint32_t>(seed));
   std::vector<int64_t> lengths(static_cast<std::size_t>(batch));
@@ -322,8 +322,8 @@ std::vector<int64_t> draw_lengths(const std::vector<double>& how, int64_t batch,
     if (how[0] == 2) n = a;
   }
   if (how[0] != 1) return lengths;
-  // Zipf: the n-th longest has 1/n of the longest, in any order. The mean is exact but for
-  // rounding.
+  // Zipf: the n-th longest sequence has 1/n of the longest length, in random order. The mean is
+  // exact up to rounding.
   double sum = 0;
   for (int64_t n = 1; n <= batch; ++n) sum += 1 / static_cast<double>(n);
   for (int64_t n = 1; n <= batch; ++n)
@@ -346,7 +346,7 @@ void take_lengths(Problem& p, const std::set<std::string>& given) {
 
 }  // namespace
 
-// The lengths of --lengths; then the room is that of the longest. A prefix is no longer than that.
+// Draws the lengths of --lengths; the capacity is the longest of them, and no prefix is longer.
 void complete_lengths(Problem& p, const std::set<std::string>& given) {
   take_lengths(p, given);
   if (!p.own.contains("shared_prefix") || p.inputs == InputKind::files) return;
@@ -372,7 +372,7 @@ std::vector<int64_t> drawn_lengths(const std::string& text, int64_t batch, uint6
   return draw_lengths(read_lengths(text), batch, seed);
 }
 
-// A failure with pages: it may need more than one token a page, more than one page a sequence.
+// Reducing a failure: it may need more than one token per page, or more than one page per sequence.
 std::vector<std::pair<std::string, Problem>> other_page_sizes(const Problem& p) {
   const std::vector<int64_t> lengths = lengths_of(p);
   const int64_t longest = lengths.empty() ? 0 : *std::ranges::max_element(lengths);
@@ -467,7 +467,7 @@ const Operation& paged_decode() {
       std::vector<Expected> expected = attention_reference(p, in, selection, own);
       return p.own.contains("sinks") ? with_sinks(std::move(expected), in) : expected;
     };
-    op.useful_bytes = [](const Problem& p) {  // what is shared counts once
+    op.useful_bytes = [](const Problem& p) {  // shared tokens count once
       if (p.window_left >= 0) return decode().useful_bytes(p);
       return decode().useful_bytes(p) -
              2 * static_cast<double>(saved_tokens(p)) *

@@ -1,4 +1,4 @@
-// Tiles are counted here by the function that the kernels count them with: tiles_of.
+// Tiles are counted with tiles_of, the function that the kernels use.
 #define ATTN_EMULATED
 #include "host/plan.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 using namespace splits;
 
-// Row blocks of a sequence, all with the same keys.
+// Row blocks per sequence, all with the same keys.
 int row_blocks_of_a_sequence(const Problem& p) {
   return static_cast<int>(row_blocks(p, kMmaRows) / p.batch);
 }
@@ -23,7 +23,8 @@ std::vector<int> tiles_of_all(const Problem& p, const std::vector<int64_t>& leng
   const Shape shape = shape_of(p);
   std::vector<int> tiles;
   for (const int64_t n : lengths)
-    tiles.push_back(::emulated::flash_decoding::tiles_of(shape, static_cast<int>(n), tile_keys(p.head_dim)));
+    tiles.push_back(
+        ::emulated::flash_decoding::tiles_of(shape, static_cast<int>(n), tile_keys(p.head_dim)));
   return tiles;
 }
 
@@ -86,9 +87,9 @@ Plan uniform_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t
 
 namespace {
 
-// Goes through all row blocks and gives each block pieces that cost up to `budget`, each its tiles
-// and `price`. Returns how many blocks that takes; `piece(block, row_block, tile, count)` hears of
-// each. For counting and for the plan: both see the same pieces.
+// Goes through all row blocks and fills one block after the other with work tiles up to `budget`;
+// each costs its tiles plus `price`. Calls piece(block, row_block, tile, count) for each work tile
+// and returns the number of blocks. Counting and planning share this routine.
 //! [walk]
 template <class PlannedTile>
 int64_t walk(const std::vector<int>& tiles, int heads, int budget, int price, PlannedTile piece) {
@@ -106,7 +107,7 @@ int64_t walk(const std::vector<int>& tiles, int heads, int budget, int price, Pl
 }
 //! [walk]
 
-// Runs of pieces, as many as there are blocks: the smallest budget that is enough.
+// Work tiles for at most `blocks` blocks, with the smallest sufficient budget.
 //! [balanced]
 Plan runs_of_budget(const std::vector<int>& tiles, int heads, int64_t blocks, int price) {
   int64_t cost = 0;
@@ -122,7 +123,7 @@ Plan runs_of_budget(const std::vector<int>& tiles, int heads, int64_t blocks, in
     const int part = tile == 0 ? 0 : plan.work.back().part + 1;
     plan.work.push_back({row_block, tile, count, part, 1, plan.parts});
     if (tile + count < tiles[static_cast<std::size_t>(row_block / heads)] || part == 0) return;
-    // The last piece of a row block that is shared: now it is known how many there are.
+    // The last work tile of a split row block: now the number of its parts is known.
     for (auto piece = plan.work.end() - part - 1; piece != plan.work.end(); ++piece)
       piece->num_parts = part + 1;
     plan.parts += part + 1;
@@ -132,8 +133,8 @@ Plan runs_of_budget(const std::vector<int>& tiles, int heads, int64_t blocks, in
 }
 //! [balanced]
 
-// A plan for groups of `together` row blocks becomes one for each of them: block n of the k-th is
-// block k blocks + n of all, and has its places for parts `stride` behind those of the one before.
+// Expands a plan for groups of `together` row blocks: row block k of a group uses blocks
+// k blocks + n, and its partial results start `stride` after those of row block k - 1.
 //! [in_step]
 Plan in_step(const Plan& plan, int together, int stride) {
   Plan all;
@@ -158,8 +159,9 @@ int in_step(const Problem& p, int64_t blocks) {
   return static_cast<int>(std::gcd(int64_t{row_blocks_of_a_sequence(p)}, blocks));
 }
 
-// Each row block and each cut is a piece, and there is at most one cut a block; a block leaves at
-// most kPieceTiles of its budget. So the smallest budget is within 2 kPieceTiles of the mean.
+// Each row block and each cut adds a work tile; there is at most one cut per block, and a block
+// leaves at most kPieceTiles of its budget unused. So the smallest budget is within 2 kPieceTiles
+// of the mean.
 Plan balanced_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t blocks,
                    int price) {
   const int together = in_step(p, blocks);

@@ -1,4 +1,4 @@
-// What plans make of batches, by the tiles that they count: a table and bars.
+// `--plans`: modelled utilisation of plans, as a table and as bars.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -47,7 +47,7 @@ int busiest(const std::vector<std::vector<int>>& busy) {
   for (const std::vector<int>& sm : busy) most = std::max(most, sum(sm));
   return most;
 }
-// Of the time of all SMs, the share that goes into tiles.
+// Share of the time of all SMs that is spent on KV tiles.
 double share(const Plan& plan) {
   double tiles = 0;
   for (const WorkTile& w : plan.work) tiles += w.count;
@@ -112,7 +112,7 @@ std::string plan_picture() {
     int column = 0;
     for (const auto* busy : {&uniform, &balanced}) {
       const double left = 50 + 380.0 * column++;
-      // A stroke a piece, with a gap between those that can be told apart.
+      // One bar segment per work tile, with gaps where segments are wide enough.
       svg += "  <path class=\"bar\" d=\"";
       double x = left;
       for (const std::vector<int>& sm : *busy) {

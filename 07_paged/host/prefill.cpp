@@ -1,4 +1,4 @@
-// Prefill: ragged batches, chunks behind a cache, trees of tokens.
+// Prefill: ragged batches, chunks of prompts, token trees.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,8 +16,8 @@ namespace {
 
 using namespace splits;
 
-// A ragged batch: cu_seqlens_q.npy says how many queries each sequence has, seqused_k.npy how many
-// keys. The table may have room for more.
+// A ragged batch: cu_seqlens_q.npy gives the queries per sequence, seqused_k.npy the keys. The page
+// table may have capacity for more.
 void sizes_of_ragged_files(const std::string& folder, Problem& p) {
   const auto q = shape_of_file(folder, "q.npy", 3, "tokens, heads, head_dim");
   sizes_of_pages(folder, p);
@@ -43,8 +43,8 @@ void sizes_of_ragged_files(const std::string& folder, Problem& p) {
 
 bool has_tree(const Problem& p) { return p.own.contains("tree"); }
 
-// Of each query the bits of its ancestors and of itself, bit c: query c of its sequence. Drawn: a
-// token's parent is one of the four before it, or the last token of the cache.
+// Tree mask: per query the bits of its ancestors and of itself; bit c is query c of its sequence.
+// Random trees: a token's parent is one of the four tokens before it, or the last cached token.
 void draw_trees(const Problem& p, HostTensor& t) {
   const auto words = static_cast<std::size_t>(tree_words(p));
   std::mt19937_64 random(p.seed);
@@ -63,7 +63,7 @@ TensorSpec tree_of(const Problem& p) {
   return {"tree_mask", {1, 1, p.tokens_q(), tree_words(p)}, DType::int32, {}, draw_trees, false, 2};
 }
 
-// Among the last seqlen_q keys a query sees its ancestors and itself.
+// Among the last seqlen_q keys, only a query's ancestors and itself are visible.
 template <class Scalar>
 void hide(const ScoreRow<Scalar>& row) {
   const Problem& p = row.problem;  // its sequence
@@ -87,7 +87,7 @@ const Operation& paged_prefill() {
     Operation op = paged_decode();
     op.name = "paged_prefill";
     op.few_queries = 0;
-    op.useful_bytes = nullptr;  // rated by its operations
+    op.useful_bytes = nullptr;  // rated by operations
     std::erase_if(op.own, [](const Feature& f) { return f.name == "sinks" || f.name == "rotary"; });
     op.sizes_of_files = sizes_of_ragged_files;
     op.own.push_back({.name = "tree",

@@ -11,7 +11,7 @@ namespace {
 
 using namespace splits;
 
-constexpr int64_t kLeastShared = 128;  // keys: a shorter prefix stays with its sequences
+constexpr int64_t kLeastShared = 128;  // keys: shorter prefixes are not shared
 constexpr int64_t kNoPage = (int64_t{1} << 31) - 1;
 
 int64_t blocks_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
@@ -40,12 +40,13 @@ PrefixPlan prefix_plan(const Problem& p, const std::vector<int64_t>& table,
   const auto page = [&](int64_t b, int64_t n) {
     return table[static_cast<std::size_t>(b * room + n)];
   };
-  // Pages that all queries of a sequence see.
+  // Full pages visible to all queries of a sequence.
   const auto seen_by_all = [&](int64_t b) {
     const int64_t keys = lengths[static_cast<std::size_t>(b)] - p.seqlen_q;
     return p.window_left >= 0 ? 0 : std::max<int64_t>(0, keys) / size;
   };
-  std::map<int64_t, std::vector<int64_t>> alike;  // by the page that ends the least prefix
+  // by the page that ends the shortest shared prefix
+  std::map<int64_t, std::vector<int64_t>> alike;
   for (int64_t b = 0; b < p.batch; ++b)
     if (seen_by_all(b) >= least) alike[page(b, least - 1)].push_back(b);
 
@@ -75,7 +76,7 @@ PrefixPlan prefix_plan(const Problem& p, const std::vector<int64_t>& table,
     }
   }
   //! [prefixes]
-  // Chunks of one length: the smallest that gives no more pieces than there are resident blocks.
+  // Chunks of one length: the smallest that gives no more work tiles than resident blocks.
   const int64_t each = p.group() * p.seqlen_q, tile = tiles.rows;
   const auto parts_of = [&](const Group& g, int64_t chunk) {
     return blocks_of(blocks_of(g.keys, tiles.keys), chunk);
@@ -104,7 +105,8 @@ PrefixPlan prefix_plan(const Problem& p, const std::vector<int64_t>& table,
           static_cast<int>(rows)};
     for (int64_t head = 0; head < p.kv_heads; ++head)
       for (int64_t part = 0; part < parts; ++part, plan.places += rows)
-        for (int64_t row0 = 0; row0 < rows; row0 += tile)  // side by side: they read the same keys
+        // adjacent, because they read the same keys
+        for (int64_t row0 = 0; row0 < rows; row0 += tile)
           plan.work.push_back(
               {plan.members[static_cast<std::size_t>(g.first_member)], static_cast<int>(head),
                static_cast<int>(g.first_member), static_cast<int>(rows), static_cast<int>(row0),

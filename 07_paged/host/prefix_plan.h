@@ -1,5 +1,4 @@
-// Which sequences share how many pages, and who works on a shared prefix: from the page table, on
-// the host.
+// Finds shared prefixes in the page table and assigns their work tiles to blocks, on the host.
 #pragma once
 
 #include <array>
@@ -13,25 +12,25 @@ namespace attn::plans {
 
 struct PrefixPlan {
   std::vector<PrefixWork> work;
-  std::vector<int> members;  // sequences, those that share a prefix side by side
-  // Of each sequence: parts of its prefix (0: it shares none), the place of the first one, which
-  // of the rows of all members is its first, and how many there are.
+  std::vector<int> members;  // sequences; the members of each group are contiguous
+  // Per sequence: parts of its prefix (0: none shared), its first partial result, its first row
+  // among the rows of all members, and its number of rows.
   struct Share {
     int parts, place, first_row, rows;
   };
   std::vector<Share> of_sequence;
-  std::vector<int64_t> keys;  // of each sequence, that it shares
+  std::vector<int64_t> keys;  // shared keys, per sequence
   int64_t places = 0;
 };
 
-// One level: sequences whose pages are the same up to some key, if that is worth it. What a window
-// hides from somebody is not shared, nor what a query does not see.
+// One level: groups sequences whose page tables start with the same pages, if the prefix is long
+// enough. Keys that a window or the causal mask hides from some query are not shared.
 PrefixPlan prefix_plan(const Problem&, const std::vector<int64_t>& table,
                        const std::vector<int64_t>& lengths, int64_t blocks, PrefixTiles);
-// Room for either tiles: rows of parts.
+// Rows of partial results, enough for both tile sizes.
 int64_t most_prefix_places(const Problem&);
-// What it gives a step: prefix_work, members, prefix_of; suffix_table and suffix_used, which are
-// page table and lengths without the prefixes; and a balanced plan of those.
+// Tensors of a step: prefix_work, members, prefix_of; suffix_table and suffix_used, the page table
+// and lengths without prefixes; and a balanced plan for the suffixes.
 HostTensors prefix_tensors(const Problem&, const HostTensors& inputs, PrefixTiles);
 
 }  // namespace attn::plans

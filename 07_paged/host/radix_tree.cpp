@@ -11,9 +11,9 @@ struct RadixTree::Node {
   Node* parent = nullptr;
   std::vector<Token> tokens;  // [pages, page_size]
   std::vector<int> pages;
-  std::map<std::vector<Token>, std::unique_ptr<Node>> children;  // by their first page
+  std::map<std::vector<Token>, std::unique_ptr<Node>> children;  // keyed by their first page
   int locks = 0;
-  int64_t used = 0, number = 0;  // when it was used last; which node it is
+  int64_t used = 0, number = 0;  // time of last use; id of the node
 };
 
 namespace {
@@ -47,15 +47,15 @@ void RadixTree::unlist(Node* node) { leaves_.erase(node); }
 void RadixTree::list(Node* node) {
   if (node->parent && node->children.empty() && node->locks == 0) leaves_.insert(node);
 }
-// The order of leaves is by the time of their last use: they leave it while that changes.
+// Leaves are ordered by the time of their last use: a leaf is removed while that changes.
 void RadixTree::touch(Node* node) {
   unlist(node);
   node->used = now_;
   list(node);
 }
 
-// Cuts a node in two after some pages. The lower part stays the node that others point to, so that
-// what they have locked is locked; the upper part is as often locked.
+// Splits a node after some pages. The lower part remains the node that others point to, so that
+// their locks still hold; the upper part gets the same lock count.
 //! [split]
 void RadixTree::split(Node* node, std::size_t pages) {
   const auto tokens = static_cast<std::ptrdiff_t>(pages * page_size_);
@@ -76,7 +76,7 @@ void RadixTree::split(Node* node, std::size_t pages) {
 }
 //! [split]
 
-// Down from `node` along `tokens`, as far as whole pages agree; a node that agrees in part is
+// Descends from `node` along `tokens`, as far as whole pages match; a node that matches in part is
 // split.
 //! [walk]
 RadixTree::Node* RadixTree::walk(Node* node, std::span<const Token> tokens,
@@ -128,7 +128,7 @@ int RadixTree::insert(const std::string& space, std::span<const Token> tokens,
       leaf->pages.push_back(pages[n]);
     }
     pages_ += static_cast<int>(leaf->pages.size());
-    unlist(node);  // no leaf any more
+    unlist(node);  // no longer a leaf
     Node* const added = leaf.get();
     node->children.emplace(first_page(rest, page_size_), std::move(leaf));
     list(added);
@@ -210,7 +210,7 @@ void RadixTree::check() const {
     must(node.tokens.size() == node.pages.size() * page_size_, "tokens and pages");
     for (const int page : node.pages) {
       must(owned.insert(page).second, "a page in two nodes");
-      must(pool_.owners(page) > 0, "a page that nobody has");
+      must(pool_.owners(page) > 0, "a page without an owner");
     }
     pages += static_cast<int>(node.pages.size());
     for (const auto& [key, child] : node.children) {

@@ -1,4 +1,4 @@
-// Which prefixes of token sequences lie in the cache: a radix tree, as SGLang's RadixAttention has.
+// Radix tree of cached prefixes, as in SGLang's RadixAttention.
 #pragma once
 
 #include <cstdint>
@@ -15,38 +15,38 @@ namespace attn::paged {
 
 using Token = int32_t;
 
-// A node has a run of tokens, in whole pages, and its children begin with different pages. The tree
-// is an owner of its pages, beside the sequences that use them. Sequences of different namespaces
-// (`space`: a LoRA adapter, a customer) share nothing.
+// A node holds a run of tokens, in whole pages; its children differ in their first page. The tree
+// owns a reference to its pages, in addition to the sequences that use them. Sequences of different
+// namespaces (`space`: a LoRA adapter, a customer) share nothing.
 class RadixTree {
  public:
   struct Node;
   struct Match {
     std::vector<int> pages;
-    Node* node;  // where the match ends
+    Node* node;  // node at the end of the match
   };
 
   RadixTree(PagePool& pool, int page_size);
-  ~RadixTree();  // the pages are the pool's again
+  ~RadixTree();  // releases all pages
   RadixTree(const RadixTree&) = delete;
   RadixTree& operator=(const RadixTree&) = delete;
 
-  // The longest prefix of `tokens` that is there, in whole pages. Whoever uses its pages shares
-  // them, and locks the node.
+  // Longest cached prefix of `tokens`, in whole pages. A caller that uses its pages shares them and
+  // locks the node.
   Match match(const std::string& space, std::span<const Token> tokens);
-  // `tokens` lie in `pages`; a page that is not full is left out. What is there already keeps the
-  // pages that it has: how many that are is returned.
+  // Inserts `tokens`, stored in `pages`; a partly filled page is left out. Tokens that are already
+  // cached keep their pages; returns the number of those pages.
   int insert(const std::string& space, std::span<const Token> tokens, std::span<const int> pages);
-  // What lies between the root and a node is not evicted while it is locked.
+  // A locked node and its ancestors are not evicted.
   void lock(Node*);
   void unlock(Node*);
-  // Gives up pages until `count` more are free, or no leaf is left that is not locked: the end of
-  // the leaf that was not used for the longest time. Returns how many became free.
+  // Releases pages until `count` more are free or no unlocked leaf is left, from the end of the
+  // least recently used leaf. Returns how many became free.
   int evict(int count);
 
   int pages() const { return pages_; }
   int nodes() const;  // without roots
-  // Throws std::logic_error where something in the tree contradicts itself.
+  // Throws std::logic_error if the tree is inconsistent.
   void check() const;
 
  private:
@@ -64,7 +64,7 @@ class RadixTree {
   struct Older {
     bool operator()(const Node*, const Node*) const;
   };
-  std::set<Node*, Older> leaves_;  // not locked, least recently used first
+  std::set<Node*, Older> leaves_;  // unlocked, least recently used first
   int64_t now_ = 0, numbers_ = 0;
   int pages_ = 0;
 };

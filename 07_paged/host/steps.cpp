@@ -20,7 +20,7 @@ namespace attn::builders {
 
 using namespace splits;
 
-// What no step of this chapter takes.
+// Features that no step of this chapter supports.
 Reason refuse_all(const Problem& p) {
   if (num_pages_of(p) * page_size_of(p) >= int64_t{1} << 31)
     return fmt::format("--num-pages {}: of {} tokens each, a pool holds at most 2^31 - 1 tokens",
@@ -33,7 +33,7 @@ static Reason refuse(const Problem& p) {
     return fmt::format("{} blocks: at most 2^31 - 1 fit in a grid", row_blocks(p, 1));
   return std::nullopt;
 }
-// Tiles of all row blocks are counted in 32 bits, in plans with one more for each.
+// Tiles of all row blocks, plus one each in plans, are counted in 32 bits.
 static Reason refuse_runs(const Problem& p) {
   if (Reason reason = refuse(p)) return reason;
   const double tiles = double(row_blocks(p, kMmaRows)) * double(p.seqlen_k / 64 + 2);
@@ -42,10 +42,12 @@ static Reason refuse_runs(const Problem& p) {
 }
 
 static const char* const kSupport = "any page size; causal, windows, GQA";
-static const Limits kDecodeLimits{.dtypes = k16Bits, .head_dims = {64, 128, 256},
-                                  .most_queries = 16, .most_keys = (1 << 30) - 1};
-static const Limits kPrefillLimits{.dtypes = k16Bits, .head_dims = {64, 128, 256},
-                                   .most_keys = (1 << 30) - 1, .least_scale = kLeastScale};
+static const Limits kDecodeLimits{
+    .dtypes = k16Bits, .head_dims = {64, 128, 256}, .most_queries = 16, .most_keys = (1 << 30) - 1};
+static const Limits kPrefillLimits{.dtypes = k16Bits,
+                                   .head_dims = {64, 128, 256},
+                                   .most_keys = (1 << 30) - 1,
+                                   .least_scale = kLeastScale};
 
 Step one_block(std::string name, std::string idea, Launch launch) {
   return {.name = std::move(name),
@@ -61,7 +63,7 @@ Step one_block(std::string name, std::string idea, Launch launch) {
           .takes = {"seqused"}};
 }
 
-// Two parts a resident block, whatever the lengths, and counters that the merge needs.
+// Two partial results per resident block, whatever the lengths, and the semaphores.
 Step runs(std::string name, std::string idea, Launch launch) {
   return {.name = std::move(name),
           .operation = &paged_decode(),
@@ -80,7 +82,7 @@ Step runs(std::string name, std::string idea, Launch launch) {
               [](const Problem& p) {
                 const int64_t heads = row_blocks(p, kMmaRows);
                 Phase all = decode_cost(p, kMmaRows);
-                // Where a run ends a head is cut, if runs do not end where heads do.
+                // The end of a run splits a head, unless runs end at heads.
                 const double parts = heads % kSms == 0 ? 0 : double(std::min(heads, kSms) + kSms);
                 const double rows = double(std::min(kMmaRows, p.group() * p.seqlen_q));
                 all.l2_bytes += 2 * parts * rows * double(p.head_dim + 1) * 4;
@@ -92,7 +94,7 @@ Step runs(std::string name, std::string idea, Launch launch) {
           .takes = {"seqused"}};
 }
 
-// What blocks work on is planned; parts of row blocks that several share, and counters.
+// A plan; partial results of split row blocks, and the semaphores.
 Step planned(std::string name, std::string idea, Launch launch, MakePlan make,
              HostTensors (*tensors)(const Problem&, const HostTensors&)) {
   Step step = runs(std::move(name), std::move(idea), launch);
@@ -116,14 +118,14 @@ Step planned(std::string name, std::string idea, Launch launch, MakePlan make,
   return step;
 }
 
-// Of scores and queries what models add: softcap, ALiBi, sinks, queries turned on the way.
+// Features on scores and queries: softcap, ALiBi, sinks, RoPE on Q.
 Step with_variants(std::string name, std::string idea, Launch launch) {
   Step step = planned(std::move(name), std::move(idea), launch, plans::balanced_plan,
                       plans::balanced_tensors);
   step.support += ", softcap, ALiBi, sinks, rotary embedding of queries";
   step.takes.insert(step.takes.end(), {"softcap", "alibi", "sinks", "rotary"});
   step.refuses = [](const Problem& p) -> Reason {
-    // Row 0 of the table is taken for key 0; with more queries than keys it is that of query 0.
+    // Row 0 of the table belongs to key 0; with more queries than keys to query 0.
     if (has_rotary(p) && p.seqlen_q > p.seqlen_k)
       return fmt::format("--rotary: {} queries, but room for {} keys", p.seqlen_q, p.seqlen_k);
     return refuse_runs(p);
@@ -136,8 +138,8 @@ Step with_variants(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
-constexpr int64_t kMaxPlanned = 1 << 14;  // sequences whose beginnings fit into shared memory
-// The plan is the first phase of the launch, and lies in a workspace.
+constexpr int64_t kMaxPlanned = 1 << 14;  // sequences whose strip positions fit into shared memory
+// Planning is the first phase of the launch; the plan is in a workspace.
 Step device_planned(std::string name, std::string idea, Launch launch) {
   Step step = planned(std::move(name), std::move(idea), launch, plans::line_plan, nullptr);
   step.refuses = [](const Problem& p) -> Reason {
@@ -197,14 +199,14 @@ Step with_trees(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
-// A box of TMA has rows of one page, and is whole atoms.
+// A TMA box holds rows of one page, in whole atoms of the swizzle.
 static Reason refuse_boxes(const Problem& p) {
   if (box_rows(p) % kAtomRows == 0) return std::nullopt;
   return fmt::format("--page-size {}: a multiple of {}, so that a box of TMA is whole atoms",
                      page_size_of(p), kAtomRows);
 }
 
-// Chapter 06's kernel, whose tiles its launch states.
+// Chapter 06's kernel; its launch reports the tile sizes.
 Step hopper_prefill(std::string name, std::string idea, Launch launch) {
   Step step = prefill(std::move(name), std::move(idea), {"seqused", "varlen"}, launch);
   step.support = "page sizes that 8 divides; ragged batches, causal, windows, GQA";
@@ -221,8 +223,8 @@ Step hopper_prefill(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
-// Sequences with few queries decode, in 16 rows; of a batch each sequence costs what it does alone.
-// What parts cost is left out: they are a plan of all sequences.
+// Sequences with few queries decode, in 16 rows; the cost of a batch is the sum over its sequences.
+// Partial results are left out: they depend on the plan of the whole batch.
 Step mixed(std::string name, std::string idea, Launch launch) {
   Step step =
       prefill(std::move(name), std::move(idea), {"seqused", "varlen", "serial", "streams"}, launch);
@@ -257,8 +259,8 @@ Step mixed(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
-// A shared prefix in tiles of the queries of all that share it, once; what is behind it as v5 has
-// it; and parts that are stored, and read by a merge.
+// The shared prefix once, in tiles of the queries of all members; suffixes as in v5; and partial
+// results, which are stored and read by a merge.
 static plans::PrefixPlan prefixes_of(const Problem& p, plans::PrefixTiles tiles) {
   const std::vector<int64_t> lengths =
       p.seqused_k.empty() ? std::vector(static_cast<std::size_t>(p.batch), p.seqlen_k)
@@ -266,7 +268,7 @@ static plans::PrefixPlan prefixes_of(const Problem& p, plans::PrefixTiles tiles)
   const std::vector<int64_t> table =
       p.own.contains("shared_prefix") ? drawn_table(p).numbers : std::vector<int64_t>();
   Problem one = p;
-  if (table.empty()) one.window_left = 0;  // as with a window: nothing is shared
+  if (table.empty()) one.window_left = 0;  // nothing is shared, as with a window
   return plans::prefix_plan(one, table, lengths, plans::planned_blocks(p), tiles);
 }
 static Cost shared_cost(const Step& suffix, const Problem& p, plans::PrefixTiles tiles) {
@@ -308,7 +310,7 @@ Step shared(std::string name, std::string idea, Launch launch, TilesOf tiles_of)
   return step;
 }
 
-// The same by TMA and wgmma.
+// The same with TMA and wgmma.
 Step hopper_shared(std::string name, std::string idea, Launch launch) {
   Step step = shared(std::move(name), std::move(idea), launch, plans::wgmma_prefix_tiles);
   step.support.replace(step.support.find("any page size"), 13, "page sizes that 8 divides");
@@ -320,7 +322,7 @@ Step hopper_shared(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
-// Latent attention. `rows`: of a block.
+// Latent attention with `rows` rows per block.
 static Reason refuse_latent(const Problem& p) {
   if (p.kv_heads != 1) return fmt::format("--kv-heads {}: all query heads share one", p.kv_heads);
   return refuse_runs(p);
@@ -330,7 +332,9 @@ Step latent(std::string name, std::string idea, Launch launch, int64_t rows) {
           .operation = &paged_mla(),
           .idea = std::move(idea),
           .support = "512 of them V; one K/V head; any page size; causal, windows",
-          .limits = {.dtypes = k16Bits, .head_dims = {kLatentDim}, .most_queries = 16,
+          .limits = {.dtypes = k16Bits,
+                     .head_dims = {kLatentDim},
+                     .most_queries = 16,
                      .most_keys = (1 << 30) - 1},
           .refuses = refuse_latent,
           .workspaces =
@@ -356,7 +360,7 @@ Step latent_wgmma(std::string name, std::string idea, Launch launch) {
   step.limits.least_scale = kLeastScale;
   return step;
 }
-// A tile begins with the first key that is seen: with a window that need not be where a box begins.
+// A tile starts at the first visible key, which with a window need not be the start of a box.
 Step latent_boxes(std::string name, std::string idea, Launch launch) {
   Step step = latent_wgmma(std::move(name), std::move(idea), launch);
   step.support = "512 of them V; one K/V head; page sizes that 8 divides; causal";
@@ -373,7 +377,7 @@ Step latent_boxes(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
-// New tokens, in chunks of 16 bytes, are counted in 32 bits.
+// 16-byte chunks of new tokens are counted in 32 bits.
 Reason refuse_append(const Problem& p) {
   if (Reason reason = refuse_all(p)) return reason;
   const double chunks = double(p.batch * p.seqlen_q * p.kv_heads) * double(p.head_dim / 16);
@@ -381,7 +385,7 @@ Reason refuse_append(const Problem& p) {
   return std::nullopt;
 }
 
-// What is written is read once before.
+// Everything written is read once.
 Step copies(std::string name, std::string idea, const Operation& operation, const char* phase,
             Launch launch, Reason (*refuses)(const Problem&)) {
   return {

@@ -27,11 +27,12 @@ namespace {
 
 constexpr const char* kHeader = "arrival,prompt,output,samples,beams,system,system_tokens";
 constexpr int64_t kCapacity = 1 << 16;  // tokens: 8 GiB of a model with 128 KiB a token
-constexpr int kSampleEvery = 16;        // steps from one look at the memory to the next
-constexpr int kReserve = 32;            // of so many pages one stays free when a request begins
-constexpr int64_t kBeamSteps = 4;       // after so many a beam goes on from another one
-constexpr int64_t kMaxPrompts = (int64_t{1} << 31) / kLongest;  // whose tokens have other numbers
-constexpr int64_t kLastArrival = int64_t{1} << 53;  // so that no count of steps overflows
+constexpr int kSampleEvery = 16;        // steps between two samples of memory use
+constexpr int kReserve = 32;            // one page of this many stays free when a request starts
+constexpr int64_t kBeamSteps = 4;       // a beam forks from another one every so many steps
+// offset of the ids of system-prompt tokens
+constexpr int64_t kMaxPrompts = (int64_t{1} << 31) / kLongest;
+constexpr int64_t kLastArrival = int64_t{1} << 53;  // limit, so that no count of steps overflows
 
 double uniform(std::mt19937_64& random) { return (double(random() >> 11) + 0.5) * 0x1p-53; }
 // Log-normal lengths with this mean, from 4 to 1024.
@@ -49,12 +50,12 @@ Trace drawn_trace(int64_t requests, uint64_t seed) {
   std::mt19937_64 random(seed);
   Trace trace;
   for (int64_t n = 0, now = 0; n < requests; ++n) {
-    now += std::llround(-2 * std::log(uniform(random)));  // a request each 2 steps
+    now += std::llround(-2 * std::log(uniform(random)));  // one request per 2 steps
     Request r{now, length(random, 161), length(random, 338), 1, 1, 0, 0};
     const double what = uniform(random);
     if (what < 0.1) r.samples = 2 + static_cast<int64_t>(random() % 5);
     if (what > 0.95) r.beams = 4;
-    r.system = static_cast<int64_t>(random() % 8);  // half of them none
+    r.system = static_cast<int64_t>(random() % 8);  // half of the requests have none
     r.system = r.system > 4 ? 0 : r.system;
     r.system_tokens = r.system * 96;
     trace.push_back(r);
@@ -65,13 +66,14 @@ Trace drawn_trace(int64_t requests, uint64_t seed) {
 Trace read_trace(std::istream& in, const std::string& name) {
   Trace trace;
   std::string line;
-  const auto next_line = [&] {  // lines may end as Windows ends them
+  const auto next_line = [&] {  // CRLF line ends are accepted
     const bool there = bool(std::getline(in, line));
     if (there && line.ends_with('\r')) line.pop_back();
     return there;
   };
   const bool any = next_line();
-  if (line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);  // a byte order mark, which nobody sees
+  // a byte order mark, which editors do not show
+  if (line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);
   if (!any || line != kHeader)
     throw InputError(fmt::format("{}: the first line must be {}", name, kHeader));
   std::set<int64_t> systems;
@@ -91,7 +93,7 @@ Trace read_trace(std::istream& in, const std::string& name) {
     const auto wrong = [&](const std::string& what) {
       throw InputError(fmt::format("{}: line {}: {}: {}", name, number, line, what));
     };
-    if (!good) wrong("must be seven whole numbers");
+    if (!good) wrong("must be seven integers");
     if (r.prompt < 1 || r.output < 1) wrong("prompt and output must be at least 1");
     if (r.samples < 1 || r.beams < 1 || (r.samples > 1 && r.beams > 1))
       wrong("samples and beams must be at least 1, and one of them 1");
@@ -130,11 +132,11 @@ std::string Division::text() const {
 
 namespace {
 
-// A request that runs.
+// A running request.
 struct Running {
   const Request* request;
-  int64_t number;                        // of the request in the trace
-  std::vector<Sequence> sequences = {};  // samples or beams; contiguous ones have no pages
+  int64_t number;                        // index of the request in the trace
+  std::vector<Sequence> sequences = {};  // samples or beams; without pages in a contiguous cache
   RadixTree::Node* node = nullptr;       // locked
   int64_t generated = 0;
 };
@@ -185,7 +187,7 @@ class Server {
   int64_t reservation(const Request& r) const {
     return division_.kind == Division::Kind::longest ? kLongest : prompt_of(r) + r.output;
   }
-  // The same tokens for the same system prompt; those of a request are nobody else's.
+  // Tokens of a system prompt are equal in all its requests; those of a request are unique.
   std::vector<Token> prompt_tokens(const Request& r, int64_t number) const {
     std::vector<Token> tokens;
     const auto add = [&](int64_t whose, int64_t count) {
@@ -197,7 +199,7 @@ class Server {
     return tokens;
   }
 
-  // Pages for `count` tokens more; what only the tree has goes first.
+  // Frees pages for `count` more tokens; evicts pages that only the tree references.
   std::optional<Appended> append_tokens(Sequence& s, int64_t count) {
     try {
       return append(pool_, division_.page_size, s, count);
@@ -208,7 +210,7 @@ class Server {
     return append(pool_, division_.page_size, s, count);
   }
 
-  // Whether so many pages are free, or were only the tree's.
+  // Whether this many pages are free, or referenced by the tree only.
   bool free_pages(int count) {
     if (count > pool_.free_pages()) tree_.evict(count - pool_.free_pages());
     return count <= pool_.free_pages();
@@ -221,14 +223,14 @@ class Server {
     r.generated = 0;
     if (pages()) {
       const std::vector<Token> tokens = prompt_tokens(request, r.number);
-      // The last token of a prompt is computed in any case: its query is the first.
+      // The last token of a prompt is always computed: it is the first query.
       const RadixTree::Match m = tree_.match("", std::span(tokens).first(tokens.size() - 1));
       const auto there = static_cast<int64_t>(m.pages.size()) * division_.page_size;
       tree_.lock(r.node = m.node);
       Sequence& s = r.sequences.front();
       for (const int page : m.pages) pool_.share(page);
       s = {m.pages, there};
-      // A reserve for the tokens to come: else what has begun soon has to begin again.
+      // Keep a reserve for tokens to come; otherwise a request that has just started is preempted.
       const int reserve = running_.empty() ? 0 : pool_.num_pages() / kReserve;
       if (!append_tokens(s, prompt_of(request) - there) || !free_pages(reserve)) {
         end(r);
@@ -261,7 +263,7 @@ class Server {
   void generate(std::size_t n) {
     Running& r = running_[n];
     if (r.request->beams > 1 && r.generated % kBeamSteps == kBeamSteps - 1) {
-      // One beam is dropped, another goes on in two ways.
+      // One beam is dropped, another one forks.
       const auto beams = r.sequences.size(), from = random_() % beams,
                  to = (from + 1 + random_() % (beams - 1)) % beams;
       Sequence fresh = again(r.sequences[from]);
@@ -274,11 +276,11 @@ class Server {
         continue;
       }
       std::optional<Appended> to = append_tokens(s, 1);
-      while (!to && n + 1 < running_.size()) {  // the youngest one begins again
+      while (!to && n + 1 < running_.size()) {  // preempt the youngest request
         preempt();
         to = append_tokens(s, 1);
       }
-      if (!to) return preempt();  // which is this one
+      if (!to) return preempt();  // it is this one
       if (to->copy) result_.copied += to->copy->tokens;
     }
     ++r.generated;
@@ -300,9 +302,9 @@ class Server {
     tree_.unlock(r.node);
   }
 
-  // What sequences have, what of it is stored, and in how much room.
+  // Tokens of sequences, tokens stored, and tokens reserved.
   void look() {
-    if (waiting_.empty()) return;  // memory is not what limits the batch
+    if (waiting_.empty()) return;  // memory does not limit the batch
     ++looks_;
     result_.waited = true;
     std::ranges::fill(seen_, 0);
@@ -329,10 +331,10 @@ class Server {
   std::mt19937_64 random_;
   PagePool pool_;
   RadixTree tree_;
-  std::vector<int> seen_;  // of each page, how many of its tokens are there
+  std::vector<int> seen_;  // stored tokens per page
   const int64_t capacity_;
-  std::map<int64_t, int64_t> systems_;  // system prompts, by their numbers in the trace
-  int64_t in_use_ = 0;                  // tokens that are reserved in one piece
+  std::map<int64_t, int64_t> systems_;  // system prompts, by their ids in the trace
+  int64_t in_use_ = 0;                  // tokens reserved contiguously
   std::deque<Running> waiting_;
   std::vector<Running> running_;
   Replayed result_;
@@ -370,7 +372,7 @@ std::string table(const ReplayedRows& rows) {
   return text;
 }
 
-// Bars of the useful share, one a division.
+// One bar of the useful share per division.
 std::string picture(const ReplayedRows& rows) {
   const int height = 74 + 30 * static_cast<int>(rows.size());
   std::string svg = fmt::format(

@@ -1,5 +1,5 @@
-// A piece of a sequence that decodes, as v5_balanced_plan works on it, for a block of four warps:
-// what v11_mixed does between tiles of prefill. Rows are found in ragged batches, too.
+// A work tile of v5_balanced_plan for a block of four warps, as v11_mixed processes it between
+// prefill tiles. Rows may belong to ragged batches.
 #pragma once
 
 #include <algorithm>
@@ -21,38 +21,38 @@ using namespace plans;
 template <int kHeadDim_>
 struct DecodeConfig {
   static constexpr int kHeadDim = kHeadDim_, kRows = 16;
-  static constexpr int kBlockN = 16;  // keys of a warp's tile
+  static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
-  static constexpr int kTile = kNumWarps * kBlockN;  // keys of a tile of the block
-  static constexpr int kLanes = kHeadDim / 8;        // that copy a row: 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;    // rows that a warp copies at once
-  static constexpr int kParts = kNumWarps;            // per row
-  // Tiles of K and V of a warp: as many as leave room for a second block on the SM.
+  static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
+  static constexpr int kLanes = kHeadDim / 8;        // lanes per row, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;   // rows per load of a warp
+  static constexpr int kParts = kNumWarps;           // partial results per row
+  // Stages of K and V per warp: as many as leave room for a second block on the SM.
   static constexpr int kStages = kHeadDim == 64 ? 4 : kHeadDim == 128 ? 3 : 1;
-  // Steps of 16 columns of Q that stay in registers; with d=256 there are none left for them.
+  // 16-column fragments of Q that stay in registers; none at d=256, for lack of registers.
   static constexpr int kQSteps = kHeadDim <= 128 ? kHeadDim / 16 : 0;
   static_assert(kTile == kMixedTileKeys, "plans count other tiles");
 };
 
 template <class Element, class Config>
 struct DecodeStorage {
-  int ticket;  // of the kernel around this
+  int ticket;  // member of the calling kernel
   alignas(128) Element sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   alignas(128) Element sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   alignas(128) Element sQ[Config::kRows][Config::kHeadDim];
-  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // whether this block merges
+  bool last;  // this block reduces the parts of the row block
   ATTN_MEMBERS(DecodeStorage, ticket, sK, sV, sQ, sMax, sSum, last)
 };
-// The warps' parts of O, where K, V and Q were. The padding puts four rows of 8 floats into all 32
-// banks: what half a warp stores at once, 8 bytes a lane.
+// O of each warp, in the memory of K, V and Q. The padding avoids bank conflicts: half a warp
+// stores four rows of 8 floats at once, 8 bytes per lane, to all 32 banks.
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim + 8];
 
-// Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
-// become 0. `gK`, `gV`: the lane's chunk of the pool's first token, which has `token` numbers.
-// `slot`: of key `lane_id % kBlockN` of the tile, in each lane.
+// Issues cp.async of this lane's chunks of a KV tile; rows from `count` on become 0. `gK`, `gV`:
+// the lane's chunk of the pool's first token; `token`: elements per token. `slot`: of key
+// `lane_id % kBlockN` of the tile, in each lane.
 template <class Config, class Element>
 __device__ __forceinline__ void load_keys(Element* sK, Element* sV, const Element* gK,
                                           const Element* gV, int token, int slot, int count) {
@@ -115,12 +115,12 @@ __device__ __forceinline__ void output_of_keys(float (&o)[Config::kHeadDim / 8][
   }
 }
 
-// The rows of a K/V head of a sequence: row r is query r % seqlen_q of query head r / seqlen_q of
-// the group. Where it lies in Q and O, and in lse.
+// Rows of one sequence and K/V head: row r is query r % seqlen_q of query head r / seqlen_q of the
+// group. Offsets into Q and O, and into lse.
 struct GroupRows {
   Sequence first_head;
-  int64_t head_q, head_lse;  // elements from a head to the next
-  int q_stride;              // and from a query to the next, in Q and O
+  int64_t head_q, head_lse;  // elements from one head to the next
+  int q_stride;              // and from one query to the next, in Q and O
   __device__ __forceinline__ int64_t q(int r) const {
     const int n = first_head.seqlen_q;
     return first_head.q + r / n * head_q + int64_t{r % n} * q_stride;
@@ -140,8 +140,8 @@ __device__ __forceinline__ GroupRows rows_of_group(const Shape& shape, const int
           ragged ? shape.tokens_q : s.seqlen_q, q_stride};
 }
 
-// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `partial_index(n)`: where part n lies.
+// One warp reduces the partial results of a row. A lane owns four of each 128 columns and the
+// weight of every 32nd partial result. `partial_index(n)`: index of partial result n.
 template <class Element, class Config, class PlaceOf>
 __device__ __forceinline__ void merge_parts_of_row(const float* gOPartial, const float* gLsePartial,
                                                    Element* gO, float* gLse, int num_parts,
@@ -165,16 +165,17 @@ __device__ __forceinline__ void merge_parts_of_row(const float* gOPartial, const
   if (lane_id == 0) *gLse = sum != 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
 }
 
-// What a piece is read from and stored to: as the arguments of the kernel.
+// Inputs and outputs of a work tile: the kernel's arguments.
 template <class Element>
 struct DecodeTensors {
   const Element *gQ, *gK, *gV;
   Element* gO;
   float *gLse, *gOPartial, *gLsePartial;
-  unsigned* gSemaphore;  // [row blocks]: parts that are stored; 0 between launches
+  unsigned* gSemaphore;  // [row blocks]: arrivals; 0 between launches
 };
 
-// One piece. All threads of a block; `smem` is free before it, and again after a barrier.
+// One work tile. Called by all threads of a block. `smem` is free before the call, and after it
+// once the caller has passed a barrier.
 template <class Element, class Config>
 __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& smem,
                                              const MixedWork& work, const GroupRows& group,
@@ -188,11 +189,11 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
   const int count = min(kRows, shape.heads / shape.kv_heads * shape.seqlen_q - row0);
   const KvRange all = keys_of_sequence(shape, seqlen_k);
   const KvRange keys{all.begin + work.tile * Config::kTile,
-                  min(all.end, all.begin + (work.tile + work.count) * Config::kTile)};
-  const int token = shape.kv_heads * kHeadDim;  // numbers of a token
+                     min(all.end, all.begin + (work.tile + work.count) * Config::kTile)};
+  const int token = shape.kv_heads * kHeadDim;  // elements per token
   const int kv = work.head * kHeadDim + lane_id % Config::kLanes * 8;
 
-  // (1) load Q, which stays. Rows that are not there become 0.
+  // (1) Load Q, which stays. Rows past the last become 0.
   for (int idx = thread_index(); idx < kRows * Config::kLanes; idx += Config::kThreads) {
     const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;
     const bool inside = row < count;
@@ -204,10 +205,11 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
   // max in log2 units; sum over this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
-  const KvRange kv_range[2] = {keys_of_query(shape, seqlen_k, (row0 + quad_row) % shape.seqlen_q),
-                        keys_of_query(shape, seqlen_k, (row0 + quad_row + 8) % shape.seqlen_q)};
+  const KvRange kv_range[2] = {
+      keys_of_query(shape, seqlen_k, (row0 + quad_row) % shape.seqlen_q),
+      keys_of_query(shape, seqlen_k, (row0 + quad_row + 8) % shape.seqlen_q)};
 
-  // (2) K_j and V_j, kStages - 1 tiles ahead, their slots one more
+  // (2) Issue K_j and V_j, kStages - 1 tiles ahead; look up their slots one tile earlier.
   constexpr int kStages = Config::kStages, kStep = Config::kTile;
   const int first = keys.begin + warp_id * kBlockN;
   const auto look_up = [&](int key0) {
@@ -225,29 +227,30 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
   };
   for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
   cp_async_wait<kStages - 1>();
-  __syncthreads();                                   // Q of all threads is there
-  uint32_t q[std::max(1, Config::kQSteps)][4] = {};  // operands of the first MMA
+  __syncthreads();                                   // Q is visible
+  uint32_t q[std::max(1, Config::kQSteps)][4] = {};  // A fragments of Q K^T
 #pragma unroll
   for (int step = 0; step < Config::kQSteps; ++step)
     load_q_step<Config>(q[step], &smem.sQ[0][0], step);
   int stage = 0;
   for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
-    __syncwarp();  // all lanes are done with the tile before, whose place is filled anew
+    __syncwarp();  // all lanes have read the previous tile, whose stage is refilled
     load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
     cp_async_wait<kStages - 1>();
-    __syncwarp();  // this tile of all lanes is there
-    // (3) S = Q K^T, -inf where a query does not see a key
+    __syncwarp();  // this tile's copies of all lanes are visible
+    // (3) S = Q K^T, -inf where masked.
     float s[kBlockN / 8][4] = {};
     scores_of_keys<Element, Config>(s, q, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
-    // (4) softmax
+    // (4) Online softmax.
     float max[2] = {row_max[0], row_max[1]};
 #pragma unroll
     for (int n = 0; n < kBlockN / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int j = key0 + 8 * n + quad_col + i % 2;
-        s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
-                                                                : s[n][i] * softmax_scale_log2;
+        s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end
+                      ? -INFINITY
+                      : s[n][i] * softmax_scale_log2;
         max[i / 2] = fmaxf(max[i / 2], s[n][i]);
       }
     float rescale[2];
@@ -273,12 +276,12 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
     output_of_keys<Element, Config>(o, s, &smem.sV[warp_id][stage][0][0]);
   }
 
-  // (6) merge the parts of the warps
+  // (6) Reduce across warps.
   auto& sO = reinterpret_cast<OutputParts<Config>&>(smem.sK);
   static_assert(sizeof sO <= sizeof smem.sK + sizeof smem.sV + sizeof smem.sQ,
                 "the parts lie where K, V and Q were");
   cp_async_wait<0>();
-  __syncthreads();  // all are done with K, V and Q
+  __syncthreads();  // all warps have read K, V and Q
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = quad_row + 8 * r;
@@ -289,8 +292,8 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
     const float sum = quad_sum(row_sum[r]);
     if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
   }
-  __syncthreads();                       // the parts are there
-  constexpr int kChunks = kHeadDim / 4;  // of a row: four columns each
+  __syncthreads();                       // m, l and O of all warps are visible
+  constexpr int kChunks = kHeadDim / 4;  // chunks per row, of four columns
   for (int idx = thread_index(); idx < count * kChunks; idx += Config::kThreads) {
     const int r = idx / kChunks, col = idx % kChunks * 4;
     float max = kLowest, sum = 0, out[4] = {};
@@ -302,7 +305,7 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
       sum += weight * smem.sSum[n][r];
       add_scaled(out, weight, *reinterpret_cast<const float4*>(&sO[n][r][col]));
     }
-    // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+    // (7) O = O / l of this work tile; (8) store O and lse, -inf if no key is visible.
     const float factor = sum != 0 ? 1 / sum : 0;
     const float lse = sum != 0 ? max + log2f(sum) : -INFINITY;
     if (work.num_parts == 1) {
@@ -316,18 +319,18 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
     if (col == 0) g.gLsePartial[to] = lse;
   }
 
-  // (9) the last one merges
+  // (9) The last block to arrive reduces.
   if (work.num_parts == 1) return;
-  __syncthreads();  // this block's part is stored
+  __syncthreads();  // the partial result is stored
   if (thread_index() == 0)
     smem.last = flag_add(&g.gSemaphore[work.row_block], 1) == work.num_parts - 1u;
-  __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+  __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
   if (!smem.last) return;
   for (int r = warp_id; r < count; r += Config::kNumWarps)
     merge_parts_of_row<Element, Config>(
         g.gOPartial, g.gLsePartial, g.gO + group.q(row0 + r), g.gLse + group.lse(row0 + r),
         work.num_parts, [&](int n) { return int64_t{work.first_part + n} * kRows + r; });
-  if (thread_index() == 0) g.gSemaphore[work.row_block] = 0;  // for the next launch
+  if (thread_index() == 0) g.gSemaphore[work.row_block] = 0;  // reset for the next launch
 }
 
 }  // namespace ATTN_BACKEND::decoding

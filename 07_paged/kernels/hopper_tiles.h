@@ -1,4 +1,4 @@
-// What a tile of queries is of, the places of keys in pages, and the tensor maps of Q and of a pool.
+// Query tiles, slots of keys in pages, and the tensor maps of Q and of a pool.
 #pragma once
 
 #include "attn/kernel.h"
@@ -9,26 +9,26 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// What a block works on: some rows of one head of a sequence, and the blocks of keys that they see.
-// Of a ragged batch cu_seqlens_q[b] is the first query of sequence b (else null): the map of Q then
-// holds all tokens of a head, one sequence after the other.
+// Work tile: some rows of one head of a sequence, and the range of their visible key blocks. In a
+// ragged batch cu_seqlens_q[b] is the first query of sequence b (else the pointer is null), and the
+// map of Q holds the packed tokens of a head.
 //! [work]
 struct WorkTile {
   int row0 = -1;           // first row in its sequence; -1: end of work
   int seqlen_q, seqlen_k;  // lengths of that sequence
   int sequence;
-  int q_head, kv_head;  // in the map of Q; of a token
+  int q_head, kv_head;  // row in the map of Q; head of a token
   int q_token;          // the sequence's first row in the map
   KvBlockRange kv_range;
   int64_t o, lse;  // offsets of the first row, in elements
 };
 template <class Config>
 __device__ __forceinline__ WorkTile work_of(const Shape& shape, TileOrder::Tile tile,
-                                        const int* gCuSeqlensQ, const int* gSeqused) {
+                                            const int* gCuSeqlensQ, const int* gSeqused) {
   const auto [bh, row0] = tile;
   const int b = bh / shape.heads, h = bh % shape.heads;
-  WorkTile w{row0, shape.seqlen_q, gSeqused[b], b,  bh, h / (shape.heads / shape.kv_heads),
-         0,    {},             0,           0};
+  WorkTile w{row0, shape.seqlen_q, gSeqused[b], b, bh, h / (shape.heads / shape.kv_heads), 0, {}, 0,
+             0};
   int64_t row = int64_t{bh} * shape.seqlen_q + row0;  // row index in [B, Hq, seqlen_q]
   w.lse = row;
   if (gCuSeqlensQ != nullptr) {
@@ -45,20 +45,20 @@ __device__ __forceinline__ WorkTile work_of(const Shape& shape, TileOrder::Tile 
 }
 //! [work]
 
-// Where keys lie. A tile of them is boxes of `box_rows` rows, each of one page.
+// Addresses of keys. A KV tile consists of boxes of `box_rows` rows, each within one page.
 //! [pages]
 struct Pages {
-  const int* gTable;  // [B, max_pages]: the pages of each sequence
+  const int* gTable;  // [B, max_pages]: page table
   int max_pages, page_size, box_rows;
 };
-// A box here is outside of the pool: its rows arrive as zeros, and nothing is read.
+// Coordinate outside the pool: TMA reads nothing and fills the box with zeros.
 constexpr int kNowhere = -256;
-// The page of a key; behind the end the table is not read.
+// Page of a key; past the end the page table is not read.
 __device__ __forceinline__ int page_of(const Pages& pages, const WorkTile& work, int key) {
   if (key >= work.seqlen_k) return 0;
   return pages.gTable[int64_t{work.sequence} * pages.max_pages + key / pages.page_size];
 }
-// Its place in the pool, counted in tokens: fewer than 2^31.
+// Slot of a key: its index in the pool, counted in tokens, below 2^31.
 __device__ __forceinline__ int slot_of(const Pages& pages, const WorkTile& work, int key,
                                        int page) {
   return key < work.seqlen_k ? page * pages.page_size + key % pages.page_size : kNowhere;
@@ -66,8 +66,8 @@ __device__ __forceinline__ int slot_of(const Pages& pages, const WorkTile& work,
 //! [pages]
 
 //! [map]
-// Of a pool [num_pages, page_size, Hkv, d], taken as [tokens / 8, Hkv d / 64, 8, 64]: a box is
-// `rows` tokens of a head, and arrives as atoms of 8 rows and 64 columns, [rows / 8, d / 64].
+// Map of a pool [num_pages, page_size, Hkv, d] as [tokens / 8, Hkv d / 64, 8, 64]. A box is `rows`
+// tokens of one head; it arrives as atoms of 8 rows and 64 columns, [rows / 8, d / 64].
 template <class Element>
 Status map_of_pool(TensorMap& map, const Element* g, const Problem& p, int rows) {
   const int64_t tokens = num_pages_of(p) * splits::page_size_of(p), panels = p.head_dim / 64;
@@ -76,7 +76,7 @@ Status map_of_pool(TensorMap& map, const Element* g, const Problem& p, int rows)
                             {token_bytes, 128, 8 * token_bytes},
                             {64, 8, static_cast<int>(panels), rows / 8}, Swizzle::k128);
 }
-// The same pool, taken as [tokens, Hkv d / 64, 64]: a box is 64 columns of a token.
+// Map of the same pool as [tokens, Hkv d / 64, 64]: a box is 64 columns of one token.
 template <class Element>
 Status map_of_rows(TensorMap& map, const Element* g, const Problem& p) {
   const int64_t tokens = num_pages_of(p) * splits::page_size_of(p);
@@ -85,7 +85,7 @@ Status map_of_rows(TensorMap& map, const Element* g, const Problem& p) {
                             Swizzle::k128);
 }
 struct TensorMaps {
-  TensorMap q, k, v, row;  // of V
+  TensorMap q, k, v, row;  // for V
   template <class Element>
   Status make(const Arguments& args, int block_m, int box_rows) {
     const ForwardParams<Element> params(args);

@@ -1,5 +1,5 @@
-// What v16_mla_seesaw has beside its loop: the pieces of a block, the maps by which TMA finds Q and
-// pages, and the merge of parts, which is that of v12_mla and v13_mla_wgmma.
+// Everything v16_mla_seesaw needs besides its loop: the work tiles of a block, the tensor maps of Q
+// and of the pool, and the reduction of partial results, as in v12_mla and v13_mla_wgmma.
 #pragma once
 
 #include "attn/kernel.h"
@@ -18,7 +18,7 @@ using namespace paged;
 using namespace plans;
 using namespace splits;
 
-// What a block works on, piece by piece: a part of a sequence's keys, and a tile of its rows.
+// Work tile of a block: a range of a sequence's keys, and one row tile.
 struct PlannedTile {
   WorkTile work;
   int row_block, seqlen_k;
@@ -27,12 +27,12 @@ struct PlannedTile {
 };
 template <class Config>
 struct Pieces {
-  const WorkTile* gWork;      // [pieces]: what each team works on, one by one
-  const int* gWorkBegin;  // [teams + 1]: the first piece of each team
-  const int* gSeqused;    // [B]: keys of each sequence
+  const WorkTile* gWork;  // [work tiles] of all teams
+  const int* gWorkBegin;  // [teams + 1]: the first work tile of each team
+  const int* gSeqused;    // [B]: valid keys per sequence
   Shape shape;
   int row_tiles;
-  // The blocks of a team have one row tile each, of one sequence after the other.
+  // The blocks of a team have one row tile each of the same sequence.
   __device__ int team() const { return static_cast<int>(blockIdx.x) / row_tiles; }
   __device__ int row_tile() const { return static_cast<int>(blockIdx.x) % row_tiles; }
   __device__ int begin() const { return gWorkBegin[team()]; }
@@ -41,24 +41,26 @@ struct Pieces {
     const WorkTile w = gWork[piece];
     const int seqlen_k = gSeqused[w.row_block], block = w.row_block * row_tiles + row_tile();
     const int first = w.tile * Config::kTile, keys = keys_of_sequence(shape, seqlen_k).end;
-    return {w, block, seqlen_k, rows_of(shape, block, Config::kRows), first,
-            min(keys, first + w.count * Config::kTile)};
+    return {w,        block,
+            seqlen_k, rows_of(shape, block, Config::kRows),
+            first,    min(keys, first + w.count * Config::kTile)};
   }
 };
 
-// The place of a key in the pool, counted in tokens: fewer than 2^31.
+// Slot of a key: its index in the pool, counted in tokens, below 2^31.
 struct Pages {
-  const int* gTable;  // [B, max_pages]: the pages of each sequence
+  const int* gTable;  // [B, max_pages]: page table
   int max_pages, page_size, box_rows;
 };
 __device__ __forceinline__ int slot_of(const Pages& pages, int sequence, int key, int end) {
-  if (key >= end) return hopper::kNowhere;  // the table is not read there
+  if (key >= end) return hopper::kNowhere;  // the page table is not read there
   const int page = pages.gTable[int64_t{sequence} * pages.max_pages + key / pages.page_size];
   return page * pages.page_size + key % pages.page_size;
 }
 
-// Of Q [9, rows, 64], all of a block's at once. Of a pool [num_pages, page_size, 576] as
-// [tokens / 8, 9, 8, 64]: boxes of a page's rows and a half's panels; as [tokens, 9, 64]: of a row.
+// Tensor maps. Q as [9, rows, 64]: one box loads all rows of a block. The pool
+// [num_pages, page_size, 576] as [tokens / 8, 9, 8, 64], boxes of a page's rows and the panels of
+// one half; and as [tokens, 9, 64], boxes of one row.
 //! [map]
 struct Maps {
   TensorMap q, half[2], row;
@@ -85,14 +87,14 @@ struct Maps {
 };
 //! [map]
 
-// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `partial_index(n)`: where part n lies.
+// One warp reduces the partial results of a row. A lane owns four of each 128 columns and the
+// weight of every 32nd partial result. `partial_index(n)`: index of partial result n.
 //! [merge_row]
 template <class Element, class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
-  constexpr int kHeadDim = Config::kOutDim, kAtOnce = 4;  // parts in flight
+  constexpr int kHeadDim = Config::kOutDim, kAtOnce = 4;  // partial results in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
   float4 parts[kAtOnce][kOwn] = {};

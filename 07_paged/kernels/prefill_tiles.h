@@ -1,5 +1,5 @@
-// What prefill has besides decoding: tiles of queries, the blocks of keys that they see, masks on
-// fragments, and where an element of a tile lies in shared memory. As in chapter 04.
+// Prefill only: query tiles, their visible key blocks, masks on fragments, and the swizzle of tiles
+// in shared memory. As in chapter 04.
 #pragma once
 
 #include <algorithm>
@@ -22,9 +22,9 @@ __device__ __forceinline__ int thread_index() {
 #endif
 }
 
-// A sequence of a ragged batch: the queries of all lie one behind the other, q [tokens, Hq, d] and
-// lse [Hq, tokens]; cu_seqlens_q[b] is the first of sequence b. Without the list, which is null
-// then, q [B, Hq, seqlen_q, d].
+// A sequence of a ragged batch. Queries are packed: q [tokens, Hq, d], lse [Hq, tokens], and
+// cu_seqlens_q[b] is the first query of sequence b. If that pointer is null, q is
+// [B, Hq, seqlen_q, d].
 //! [sequence]
 struct Sequence {
   int64_t q, lse;  // elements before the first row, of Q and O and of lse
@@ -58,21 +58,22 @@ __device__ __forceinline__ KvBlockRange kv_block_range(const Shape& shape, int s
   const int all_begin = max(0, last + causal_offset - shape.window_left);
   const int all_end = min(seqlen_k, row0 + causal_offset + shape.window_right + 1);
   KvBlockRange kv_range{begin / block_n, ceil_div(all_begin, block_n), all_end / block_n,
-                   ceil_div(end, block_n)};
+                        ceil_div(end, block_n)};
   kv_range.unmasked_begin = min(kv_range.unmasked_begin, kv_range.end);
   kv_range.unmasked_end = max(kv_range.unmasked_begin, kv_range.unmasked_end);
   return kv_range;
 }
 
-// Heads of a section: as many as have K and V of 16 MB, or one group that shares them.
+// Heads per section: as many as have 16 MB of K and V, or one group that shares K and V.
 inline int64_t heads_of_section(const Problem& p) {
   const int64_t heads = p.heads * p.batch, kv_bytes = 2 * p.seqlen_k * p.head_dim * 2;
   const int64_t most = std::max<int64_t>(1, (16 << 20) / kv_bytes) * p.group();
   return ceil_div(heads, ceil_div(heads, most));
 }
 
-// Keys that a row does not see get -inf. `own`: where this lane's first row is among the keys,
-// counted from the lane's first key; `left`: how many keys there are from the first column on.
+// Sets masked scores to -inf. `row_minus_col`: key index on the
+// diagonal of this lane's first row, minus the lane's first key; `left`: number of keys from the
+// first column on.
 template <int kTiles, int kColumns>
 __device__ __forceinline__ void apply_mask(float (&s)[kTiles][kColumns][4], const Shape& shape,
                                            int row_minus_col, int left) {
@@ -96,8 +97,8 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTiles][kColumns][4], cons
 
 constexpr float kRescaleThreshold = 8;  // log2 units: P <= 2^8
 
-// The maxima of the rows, all of it in the quad of lanes that share a row. O and l are rescaled
-// only where a maximum has grown by more than the threshold.
+// Row maxima, reduced within the quad of lanes that share a row. Rescale O and l only if a row's
+// maximum grew by more than the threshold.
 //! [rescale]
 template <class Config, int kTiles>
 __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&row_sum)[kTiles][2],
@@ -118,7 +119,7 @@ __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&
       max[m][r] = fmaxf(row_max[m][r], quad_max(max[m][r]) * softmax_scale_log2);
       grown = grown || max[m][r] > row_max[m][r] + kRescaleThreshold;
     }
-  if (__any_sync(~0u, grown)) {  // of the warp: rare after the first blocks
+  if (__any_sync(~0u, grown)) {  // uniform per warp; rare after the first KV blocks
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll
@@ -134,19 +135,19 @@ __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&
 }
 //! [rescale]
 
-// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: the 16-byte chunks of 8
-// rows in one column lie in 8 groups of 4 banks.
+// XOR swizzle: offset of element (row, col) in a tile [rows, kHeadDim]. 16-byte chunks of a row
+// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks.
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
   return row * kHeadDim + ((col / 8) ^ (row % 8)) * 8 + col % 8;
 }
-// The byte offset `cols` columns further in the same row, from an even column of chunks.
+// Byte offset after advancing `cols` columns in the same row, from an even column of chunks.
 template <int kSwizzleChunks>
 __host__ __device__ constexpr int swizzle_advance(int offset, int cols) {
   return (offset ^ (2 * (cols % (8 * kSwizzleChunks)))) +
          cols / (8 * kSwizzleChunks) * (16 * kSwizzleChunks);
 }
-// The very addresses of ldmatrix: Q and V, K; and those of O.
+// Byte offsets that this lane passes to ldmatrix: for Q and V, for K; and those of O.
 template <int kHeadDim>
 constexpr bool free_of_conflicts() {
   for (int col = 0; col < kHeadDim; col += 16) {

@@ -1,5 +1,5 @@
-// What v17_prefix_tma has in place of v15's tiles of a batch: a list of pieces of prefixes, rows of
-// Q that lie where their sequences do, and parts of O.
+// The scheduler and epilogue of v17_prefix_tma: a list of prefix work tiles instead of v15's query
+// tiles, rows of Q from several sequences, and partial O.
 #pragma once
 
 #include <numeric>
@@ -11,23 +11,24 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// Static persistent: a block takes every gridDim.x-th entry of the list. Pieces are alike, and as a
-// rule no more than SMs; entries behind them are empty.
+// Static persistent scheduler: a block takes every gridDim.x-th entry of the list. Work tiles have
+// equal cost, and usually there are no more than SMs; the entries after them are empty.
 //! [prefix_list]
 struct PrefixList {
-  const plans::PrefixWork* gWork;  // [size]; where begin == end nothing is to be done
+  const plans::PrefixWork* gWork;  // [size]; empty where begin == end
   unsigned size;
   __device__ unsigned first() const { return blockIdx.x; }
   __device__ unsigned count() const { return size; }
   __device__ unsigned next(unsigned index) const { return index + gridDim.x; }
 };
-// A piece as v15's kernel knows a tile: the sequence's queries are the rows of all members, and
-// what is stored of them is a part, in a place of its own. Its q_head and q_token are not used.
+// A prefix work tile in the form of v15's query tiles: the rows of all members are the queries of
+// one sequence, and the output is a partial result. q_head and q_token are not used.
 template <class Config>
 __device__ __forceinline__ WorkTile work_of(const plans::PrefixWork& piece) {
   constexpr int kBlockN = Config::kBlockN;
-  WorkTile w{piece.row0, piece.rows, piece.keys, piece.sequence, piece.first_member, piece.kv_head,
-         0,          {},         0,          0};
+  WorkTile w{
+      piece.row0, piece.rows, piece.keys, piece.sequence, piece.first_member, piece.kv_head, 0,
+      {},         0,          0};
   w.kv_range = {piece.begin, piece.begin, min(piece.keys / kBlockN, piece.end), piece.end};
   w.lse = int64_t{piece.place} + piece.row0;
   w.o = w.lse * Config::kHeadDim;
@@ -35,11 +36,11 @@ __device__ __forceinline__ WorkTile work_of(const plans::PrefixWork& piece) {
 }
 //! [prefix_list]
 
-// Rows of Q that lie side by side in memory and in a tile, wherever it begins: of one member.
+// Rows per box of Q: rows of one member, contiguous in memory and in a tile, for any tile start.
 inline int64_t q_box_rows(const Problem& p, int block_m) {
   return std::gcd(p.group() * p.seqlen_q, int64_t{block_m});
 }
-// Q [B, Hq, seqlen_q, d], taken as [d / 64, rows, 64]: a box is so many rows of a panel.
+// Tensor map of Q [B, Hq, seqlen_q, d] as [d / 64, rows, 64]: a box is that many rows of a panel.
 //! [prefix_map]
 template <class Element>
 Status map_of_q_rows(TensorMap& map, const Element* g, const Problem& p, int box_rows) {
@@ -49,8 +50,8 @@ Status map_of_q_rows(TensorMap& map, const Element* g, const Problem& p, int box
 }
 //! [prefix_map]
 
-// (7) O = O / l of these keys; (8) store it and its lse to base 2, in float32. The four lanes of a
-// row write a sector.
+// (7) O = O / l of these keys; (8) store O and lse, in log2 units, in fp32. The four lanes of a row
+// write one sector.
 //! [prefix_epilogue]
 template <int kHeadDim>
 __device__ __forceinline__ void store_part(float* gOPartial, float* gLsePartial,
@@ -59,7 +60,7 @@ __device__ __forceinline__ void store_part(float* gOPartial, float* gLsePartial,
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     row_sum[r] = quad_sum(row_sum[r]);
-    const float factor = __fdividef(1, row_sum[r]);  // all rows see all keys of a prefix
+    const float factor = __fdividef(1, row_sum[r]);  // every row attends to all keys of a prefix
     const int row = first_row() + 8 * r;
     if (work.row0 + row >= work.seqlen_q) continue;
     float* const gRow = gOPartial + work.o + int64_t{row} * kHeadDim + quad_col();

@@ -1,5 +1,5 @@
-// What is behind a prefix, merged with the parts of the prefix: the last phase of v17_prefix_tma,
-// a copy of what v8_shared_prefix has in its own file.
+// Merges a suffix with the partial results of its prefix: the last phase of v17_prefix_tma, a copy
+// of the code in v8_shared_prefix.
 #pragma once
 
 #include "attn/kernel.h"
@@ -7,13 +7,14 @@
 
 namespace ATTN_BACKEND::paged {
 
-// A warp has a row, a lane four columns of each 128.
+// One warp per row; a lane owns four of each 128 columns.
 constexpr int kMergeWarps = 4;
 template <class Element, int kHeadDim>
 __global__ void __launch_bounds__(32 * kMergeWarps)
-    merge_prefix_kernel(const int* gPrefixOf,      // [B, 4]: parts, place, first row, rows
-                        const float* gOPartial,    // [places, d]
-                        const float* gLsePartial,  // [places], to base 2
+    // [B, 4]: parts, first partial result, first row, rows
+    merge_prefix_kernel(const int* gPrefixOf,
+                        const float* gOPartial,    // [partial results, d]
+                        const float* gLsePartial,  // [partial results], in log2 units
                         Element* gO,               // [B, Hq, seqlen_q, d]
                         float* gLse,               // [B, Hq, seqlen_q]
                         Shape shape, int rows) {
@@ -22,7 +23,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   const int each = shape.heads / shape.kv_heads * shape.seqlen_q;
   const int head = idx / each % shape.kv_heads, b = idx / (each * shape.kv_heads);
   const int *const of = gPrefixOf + 4 * b, parts = of[0];
-  if (parts == 0) return;  // nothing is shared
+  if (parts == 0) return;  // no shared prefix
   const auto partial_index = [&](int n) {
     return int64_t{of[1]} + (head * parts + n) * of[3] + of[2] + idx % each;
   };
@@ -44,7 +45,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
     }
     store_row_part(gO + int64_t{idx} * kHeadDim + c, x, 1 / sum);
   }
-  __syncwarp();  // all lanes have read the lse that is replaced
+  __syncwarp();  // all lanes have read the lse that is overwritten
   if (lane_id == 0) gLse[idx] = kLn2 * (max + log2f(sum));
 }
 

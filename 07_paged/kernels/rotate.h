@@ -1,5 +1,5 @@
-// The rotary embedding (RoPE) of a row: columns c and c + d/2 are turned, as a vector of two, by
-// the angle of c at the row's position. Angles come from a table.
+// Rotary embedding (RoPE) of a row: rotates each column pair (c, c + d/2) by the angle of c at the
+// row's position. Angles come from a table.
 #pragma once
 
 #include "attn/kernel.h"
@@ -8,7 +8,7 @@
 namespace ATTN_BACKEND::paged {
 using namespace attn;
 
-// x of columns c to c + 7 and y of c + d/2 to c + d/2 + 7, turned by the angles of c to c + 7.
+// x: columns c to c + 7; y: columns c + d/2 to c + d/2 + 7. Rotated by the angles of c to c + 7.
 //! [rotate]
 template <class Element>
 __device__ __forceinline__ void rotate(uint4& x, uint4& y, const float4* cosine,

@@ -1,4 +1,4 @@
-// Counters of v11_mixed that are 0 before its first launch.
+// Counters of v11_mixed, 0 before its first launch.
 #include "attn/kernel.h"
 #include "kernels/decode/arrived.h"
 #include "kernels/work.h"

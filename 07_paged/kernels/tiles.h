@@ -1,5 +1,5 @@
-// Chapter 05's rows and keys under this chapter's namespace, and an inclusive prefix sum over the
-// lanes of a warp.
+// Chapter 05's rows and key ranges in this chapter's namespace, and an inclusive prefix sum over
+// the lanes of a warp.
 #pragma once
 
 #include "kernels/decode/rows.h"
@@ -7,7 +7,7 @@
 namespace ATTN_BACKEND::paged {
 using namespace flash_decoding;
 
-// The sum of a number over the lanes of a warp up to this one.
+// Inclusive prefix sum over the lanes of a warp.
 __device__ __forceinline__ int sum_up(int sum) {
   for (int distance = 1; distance < 32; distance *= 2) {
     const int before = __shfl_up_sync(~0u, sum, distance);

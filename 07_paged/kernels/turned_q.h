@@ -1,5 +1,5 @@
-// Queries that are turned by their positions on the way to shared memory, for keys that lie turned
-// in their pages.
+// Loads queries to shared memory and rotates them by their positions (RoPE), for pages that hold
+// rotated keys.
 #pragma once
 
 #include "attn/kernel.h"
@@ -9,16 +9,16 @@
 namespace ATTN_BACKEND::paged {
 using namespace attn;
 
-// Stores the rows of Q at `gRows`, each turned by its position. A query before the first key takes
-// position 0, whose angles are 0, and stays as it is; rows that are not there become 0. 16 bytes of
-// both halves of a row meet in one thread, so that this is no asynchronous copy: it waits for Q.
-// `offset(row, col)`: in sQ. A barrier has to follow before others read it.
+// Stores the rows of Q at `gRows`, each rotated by its position. A query before the first key takes
+// position 0, whose angles are 0, so it stays unchanged; rows past the last become 0. One thread
+// needs 16 bytes of both halves of a row, so this is not a cp.async: it waits for Q.
+// `offset(row, col)`: offset in sQ. A barrier must follow before other threads read sQ.
 //! [turn_q]
 template <class Config, class Element>
 __device__ __forceinline__ void load_rotated_q(Element* sQ, const Element* gRows,
-                                              const float* gCosSin, const Rows& rows,
-                                              int first_position, int seqlen_q,
-                                              int (*offset)(int row, int col)) {
+                                               const float* gCosSin, const Rows& rows,
+                                               int first_position, int seqlen_q,
+                                               int (*offset)(int row, int col)) {
   constexpr int kHeadDim = Config::kHeadDim, kHalf = kHeadDim / 2, kLanes = kHalf / 8;
   for (int idx = threadIdx.x; idx < Config::kRows * kLanes; idx += Config::kThreads) {
     const int row = idx / kLanes, col = idx % kLanes * 8;

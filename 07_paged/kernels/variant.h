@@ -1,5 +1,5 @@
-// What v10 adds to attention: softcap and ALiBi, which change a score, and sinks, which change the
-// denominator.
+// Variants of attention for v10: softcap and ALiBi, which change a score, and sinks, which change
+// the denominator.
 #pragma once
 
 #include "attn/kernel.h"
@@ -8,15 +8,15 @@
 namespace ATTN_BACKEND::paged {
 using namespace attn;
 
-// Turns the dot product of a query and a key into a score to base 2.
+// Maps the dot product of a query and a key to a score in log2 units.
 //! [variant]
 template <bool kSoftcap, bool kAlibi>
 struct Variant {
   static constexpr bool kHasSlopes = kAlibi;
   float scale_log2, scale_by_cap, cap_log2;
-  // `slope_log2`: of the query's head; `distance`: from the key to the query's diagonal.
+  // `slope_log2`: ALiBi slope of the head; `distance`: from the key to the query's diagonal.
   __device__ __forceinline__ float operator()(float x, float slope_log2, int distance) const {
-    if constexpr (kSoftcap) {  // tanh y = 1 - 2 / (e^2y + 1); its series where y is small
+    if constexpr (kSoftcap) {  // tanh y = 1 - 2 / (e^2y + 1); cancellation near 0: Taylor series
       const float y = x * scale_by_cap, y2 = y * y;
       const float series = y * fmaf(y2, fmaf(y2, fmaf(y2, -17.0f / 315, 2.0f / 15), -1.0f / 3), 1);
       const float whole = fmaf(-2, __fdividef(1, exp2f(2 * kLog2e * y) + 1), 1);
@@ -30,9 +30,9 @@ struct Variant {
 };
 //! [variant]
 
-// Adds exp2(sink_log2) to the denominator `sum`, both relative to 2^max; returns what O is scaled
-// by when the sink raises `max`. This comes after the last key: a running maximum that begins as
-// the sink would make P of scores far below it subnormal in fp16. -inf means no sink.
+// Adds exp2(sink_log2) to the denominator `sum`, both relative to 2^max; returns the factor by
+// which O must be rescaled if the sink raises `max`. Called after the last key: a running max that
+// starts at the sink would make P of much lower scores subnormal in fp16. -inf: no sink.
 //! [sink]
 __device__ __forceinline__ float add_sink(float sink_log2, float& max, float& sum) {
   const float before = max;

@@ -1,4 +1,4 @@
-// Copies of the cache, each with a fault planted by faults.cmake.
+// Copies of the cache, each with one fault planted by faults.cmake.
 #pragma once
 
 #include <cstdint>

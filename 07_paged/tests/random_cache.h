@@ -1,5 +1,5 @@
-// Random operations on a cache, and the same on a plain model of it: maps of vectors, without pages
-// that are shared, without a tree. For tests.
+// Random operations on a cache and on a plain model of it: maps of vectors, without shared pages
+// and without a tree.
 #pragma once
 
 #include <algorithm>
@@ -25,14 +25,14 @@ class RandomCache {
         tree_(pool_, page_size),
         memory_(static_cast<std::size_t>(num_pages * page_size), -1) {}
 
-  // Throws std::logic_error, or whatever the cache throws, where the two do not agree.
+  // Throws std::logic_error, or what the cache throws, if the two disagree.
   void run(int operations) {
     for (int n = 0; n < operations; ++n) {
       operation();
       compare();
     }
   }
-  // Everybody gives back what he has: then all pages are free.
+  // Releases everything: then all pages are free.
   void end() {
     for (auto& [number, one] : sequences_) drop_one(one);
     sequences_.clear();
@@ -50,12 +50,12 @@ class RandomCache {
   struct One {
     std::string space;
     Sequence sequence;
-    Tokens tokens;                    // what it should hold
+    Tokens tokens;                    // expected contents
     RadixTree::Node* node = nullptr;  // locked
-    Tokens locked = {};               // the prefix that the lock is for
+    Tokens locked = {};               // the prefix that is locked
   };
   struct Prefix {
-    int page;  // of its last page
+    int page;  // in its last page
     int64_t used;
   };
 
@@ -77,7 +77,7 @@ class RandomCache {
     return evict(1 + below(4));
   }
 
-  // A new sequence takes what the tree has of its prompt.
+  // A new sequence uses the cached prefix of its prompt.
   void begin() {
     One one{below(4) == 0 ? "other" : "", {}, {}};
     Tokens prompt(static_cast<std::size_t>(below(5 * page_size_ + 1)));
@@ -156,8 +156,8 @@ class RandomCache {
     must(there == known, "insert: another number of pages that were there");
   }
 
-  // The model has a prefix for every page of the tree. A page may go when no longer prefix is
-  // there, and nobody has locked one that begins with it.
+  // The model has one prefix per page of the tree. A page may be evicted if no longer prefix exists
+  // and no locked prefix begins with it.
   void evict(int count) {
     const int freed = tree_.evict(count);
     ++evictions_;
@@ -168,7 +168,7 @@ class RandomCache {
       int64_t used = 0;
       for (auto& [space, prefixes] : model_)
         for (auto it = prefixes.begin(); it != prefixes.end(); ++it) {
-          const auto next = std::next(it);  // in the order of a map the next longer one
+          const auto next = std::next(it);  // in map order, the next longer prefix
           if (next != prefixes.end() && begins_with(next->first, it->first)) continue;
           const bool locked = std::ranges::any_of(sequences_, [&](const auto& s) {
             return s.second.space == space && begins_with(s.second.locked, it->first);
@@ -245,15 +245,15 @@ class RandomCache {
   const int page_size_;
   PagePool pool_;
   RadixTree tree_;
-  Tokens memory_;  // what the pool on the device would hold
+  Tokens memory_;  // contents of the device pool
   std::map<int, One> sequences_;
   std::map<std::string, std::map<Tokens, Prefix>> model_;
   int numbers_ = 0, without_room_ = 0, copies_ = 0, evictions_ = 0;
   int64_t now_ = 0;
 };
 
-// "" if `operations` random ones, and the end, agree with the model; else what did not. A cache
-// that does not agree is left as it is: it could not even be taken down.
+// "" if `operations` random operations, and the final release, agree with the model; otherwise the
+// difference. A cache that disagrees is not destroyed, because its destructor could fail.
 inline std::string disagreement(uint64_t seed, int num_pages, int page_size, int operations) {
   static auto& left = *new std::vector<std::unique_ptr<RandomCache>>;
   left.push_back(std::make_unique<RandomCache>(seed, num_pages, page_size));

@@ -1,5 +1,5 @@
-// What chapter 07 promises: every step right for every batch and every page size that it accepts,
-// on both back ends.
+// Chapter 07: every step is correct for every batch and page size that it accepts, on both back
+// ends.
 #include <bit>
 #include <cmath>
 #include <filesystem>
@@ -22,15 +22,15 @@ using namespace attn::tests;
 
 namespace {
 
-// Of the batch; those at the ends of pages come besides.
+// Lengths of the batch; those at page ends are added.
 const std::vector<int64_t> kLengths07{1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257, 700};
 constexpr int64_t kPageSizes[] = {1, 5, 16, 64, 256};
 
-// The query heads of a K/V head: every group size that is a tile, and those that are not.
+// Query heads per K/V head: group sizes that fill a tile, and others.
 constexpr int64_t kHeads[][2] = {{1, 1}, {3, 1}, {7, 1}, {8, 1}, {16, 1}, {2, 2}, {6, 2}};
 constexpr int64_t kQueries[] = {1, 1, 2, 1, 4, 1, 16, 3};
 
-// Problems in which every length meets every page size, and pairs of all else occur.
+// Problems that combine every length with every page size, and pairs of all other parameters.
 template <class Body>
 void paged_problems(const std::vector<int64_t>& lengths, Body body) {
   constexpr InputKind kInputs[] = {InputKind::needle, InputKind::random, InputKind::peaked,
@@ -44,12 +44,12 @@ void paged_problems(const std::vector<int64_t>& lengths, Body body) {
       p.heads = kHeads[n * 5 % 7][0], p.kv_heads = kHeads[n * 5 % 7][1];
       p.causal = n % 3 == 1;
       if (n % 3 == 2) p.window_left = static_cast<int64_t>(n * 37 % 150), p.window_right = 0;
-      // Beside the longest: an end of a page, before and behind it, or an empty sequence.
+      // Next to the longest sequence: lengths at, before and past a page end, or an empty sequence.
       const int64_t whole = std::max<int64_t>(1, length / page / 2) * page;
       const int64_t others[] = {whole, whole - 1, whole + 1, 0};
       p.batch = 3;
       p.seqused_k = {std::min(length, others[n % 4]), length, std::min(length, others[n / 4 % 4])};
-      if (n % 4 != 0) p.own["blocks"] = {static_cast<double>(1 + n * 7 % 9)};  // of a plan
+      if (n % 4 != 0) p.own["blocks"] = {static_cast<double>(1 + n * 7 % 9)};  // blocks of a plan
       p.seed = n + 1;
       body(p);
       ++n;
@@ -58,8 +58,8 @@ void paged_problems(const std::vector<int64_t>& lengths, Body body) {
 
 }  // namespace
 
-// 16 bits, three head dims or that of latent attention, up to 16 queries or prefill, which is
-// ragged, any page size; masks by position; no other feature.
+// 16 bits; three head dims or that of latent attention; up to 16 queries or ragged prefill; any
+// page size; masks by position; no other feature.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   const std::string& name = step.operation->name;
   return p.dtype != DType::fp32 &&
@@ -79,7 +79,7 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
          (!p.own.contains("rotary") || p.seqlen_q <= p.seqlen_k) && !p.mask;
 }
 
-TEST_CASE("steps are right for batches of any lengths and pages of any size", "[emulated]") {
+TEST_CASE("steps are correct for any lengths and page sizes", "[emulated]") {
   Counts ran;
   paged_problems(kLengths07, [&](const Problem& p) {
     ran += check_steps("paged_decode", p, Backend::emulated);
@@ -89,7 +89,7 @@ TEST_CASE("steps are right for batches of any lengths and pages of any size", "[
     CHECK(ran.of[step->name] == (step->name == "v17_prefix_tma" ? 36 : 60));
 }
 
-TEST_CASE("variants of scores are right with masks and with many pieces", "[emulated]") {
+TEST_CASE("variants are correct with masks and split row blocks", "[emulated]") {
   Counts ran;
   std::size_t n = 0;
   paged_problems({16, 65, 257, 700}, [&](Problem p) {
@@ -101,28 +101,28 @@ TEST_CASE("variants of scores are right with masks and with many pieces", "[emul
   });
   CHECK(ran.of == std::map<std::string, int>{{"v10_variants", 20}});
 }
-// Worked out by hand: a key and its sink with the same logit share the row. The reference is no
-// kernel's, and has to know sinks from other logits.
-TEST_CASE("a sink takes its share of a row and has no value", "[emulated]") {
+// Computed by hand: a key and a sink with equal logits share the row. The reference must treat
+// sinks differently from other logits.
+TEST_CASE("a sink adds to the denominator and has no value", "[emulated]") {
   Problem p = paged(1, 1, 64, 16, DType::bf16);
   p.batch = 2, p.heads = p.kv_heads = 1, p.seqused_k = {1, 0};
   p.own["sinks"] = {1};
   p.finish();
   HostTensors in = draw(paged_decode(), p).tensors;
-  std::ranges::fill(in.at("q").data, 0.0f);  // the score of the key is 0
+  std::ranges::fill(in.at("q").data, 0.0f);  // the key's score is 0
   in.at("sinks").data = {std::log(3.0f)};
   const std::vector<Expected> expected = paged_decode().reference(p, in, {});
   for (std::size_t c = 0; c < 64; ++c) {
     CHECK(std::abs(expected[0].reference[c] - double{in.at("v").row(0, 0, 0)[c]} / 4) < 1e-7);
-    CHECK(expected[0].reference[64 + c] == 0);  // of no keys
+    CHECK(expected[0].reference[64 + c] == 0);  // without keys
   }
   CHECK(std::abs(expected[1].reference[0] - std::log(4.0)) < 1e-6);
   CHECK(std::abs(expected[1].reference[1] - std::log(3.0)) < 1e-6);
 }
-// A running maximum that begins as the sink would make P of the keys subnormal in fp16; added at
-// the end it costs nothing. Beside it a sink that dominates by so much that O is subnormal, a sink
-// of -inf, which is none, and a sequence without keys.
-TEST_CASE("fp16 with sinks far above the scores, and with sinks of -inf", "[emulated]") {
+// A running max that starts at the sink would make P of the keys subnormal in fp16; added at the
+// end, the sink does no harm. Also: a sink so large that O is subnormal, a sink of -inf, which is
+// none, and a sequence without keys.
+TEST_CASE("sinks far above the scores and sinks of -inf in fp16", "[emulated]") {
   for (const int64_t splits : {1, 8}) {
     Problem p = paged(2, 700, 64, 16, DType::fp16);
     p.batch = 3, p.heads = 6, p.kv_heads = 1, p.seqused_k = {33, 700, 0};
@@ -141,9 +141,9 @@ TEST_CASE("fp16 with sinks far above the scores, and with sinks of -inf", "[emul
     }
   }
 }
-// A query that sees the key at its own position alone: both are turned by one angle, wherever that
-// is, so that the score is their product.
-TEST_CASE("a query is turned by the position of the last key", "[emulated]") {
+// Only the key at the query's own position is visible: both are rotated by the same angle, so the
+// score is their dot product at any position.
+TEST_CASE("a query is rotated by the position of the last key", "[emulated]") {
   Problem p = paged(1, 40, 64, 16, DType::bf16);
   p.batch = 3, p.heads = p.kv_heads = 1, p.seqused_k = {1, 3, 40};
   p.window_left = 0, p.window_right = 0, p.own["rotary"] = {1};
@@ -166,7 +166,7 @@ TEST_CASE("a query is turned by the position of the last key", "[emulated]") {
                                     ? "--rotary: 5 queries, but room for 4 keys"
                                     : "--rotary: this step has no rotary embedding"));
 }
-TEST_CASE("variants of scores on the GPU", "[gpu]") {
+TEST_CASE("variants on the GPU", "[gpu]") {
   std::size_t n = 0;
   paged_problems({16, 65, 257, 700, 32789}, [&](Problem p) {
     if (++n % 2 == 0) p.softcap = n % 4 == 0 ? 30 : 0.5;
@@ -198,7 +198,7 @@ TEST_CASE("more sequences than a warp has lanes", "[emulated]") {
   check_steps("paged_decode", p, Backend::emulated);
 }
 
-TEST_CASE("what no sequence has is poison", "[emulated]") {
+TEST_CASE("unallocated pages and page tails are NaN", "[emulated]") {
   Problem p = paged(1, 40, 64, 5, DType::bf16);
   p.batch = 3, p.heads = 2, p.kv_heads = 1;
   p.seqused_k = {7, 0, 40};
@@ -212,9 +212,9 @@ TEST_CASE("what no sequence has is poison", "[emulated]") {
   }
   CHECK(numbers == (7 + 40) * 64);
   CHECK(entries == 2 + 8);
-  CHECK(last == 1);  // the pool's last page is somebody's
+  CHECK(last == 1);  // the pool's last page is allocated
   CHECK(num_pages_of(p) == 10 + 3);
-  // Each NaN says whose it is: behind the last key of a sequence, or in a page of none.
+  // Each NaN encodes its place: past the last key of a sequence, or in an unallocated page.
   std::map<uint32_t, int64_t> rows;
   for (const float x : in.at("k").data) rows[std::bit_cast<uint32_t>(x)] += std::isnan(x);
   const auto count = [&](int64_t sequence) {
@@ -235,7 +235,7 @@ TEST_CASE("what no sequence has is poison", "[emulated]") {
   CHECK_THROWS_WITH(draw(paged_decode(), p), "--num-pages 9: the sequences need 10");
 }
 
-TEST_CASE("a failure is tried again with simpler pages", "[emulated]") {
+TEST_CASE("a failure is repeated with simpler pages", "[emulated]") {
   Problem p = paged(1, 40, 64, 5, DType::bf16);
   p.batch = 2, p.seqused_k = {7, 40};
   p.own["num_pages"] = {20};
@@ -257,9 +257,9 @@ TEST_CASE("a failure is tried again with simpler pages", "[emulated]") {
   }
 }
 
-TEST_CASE("lengths are drawn as --lengths says", "[emulated]") {
+TEST_CASE("drawn lengths follow the option --lengths", "[emulated]") {
   CHECK(drawn_lengths("const:7", 3, 1) == std::vector<int64_t>{7, 7, 7});
-  // PyTorch's randint(4096, 16385) after manual_seed(7) begins like this.
+  // First values of PyTorch's randint(4096, 16385) after manual_seed(7).
   const std::vector<int64_t> uniform = drawn_lengths("uniform:4096,16384", 33, 7);
   CHECK(std::vector(uniform.begin(), uniform.begin() + 6) ==
         std::vector<int64_t>{10370, 7782, 6486, 13951, 12221, 14678});
@@ -273,7 +273,7 @@ TEST_CASE("lengths are drawn as --lengths says", "[emulated]") {
     CHECK_THROWS_AS(drawn_lengths(text, 4, 1), InputError);
 }
 
-TEST_CASE("an option that cannot be meant is refused with the reason", "[emulated]") {
+TEST_CASE("contradictory options are refused with the reason", "[emulated]") {
   const auto why = [](std::vector<const char*> options) -> std::string {
     options.insert(options.begin(), "07_paged");
     try {
@@ -305,7 +305,7 @@ TEST_CASE("an option that cannot be meant is refused with the reason", "[emulate
       CHECK(step.support.ends_with("reads shared prefixes of 128 tokens and more once"));
 }
 
-TEST_CASE("the program says which options of pages it cannot take", "[emulated]") {
+TEST_CASE("unsupported options of pages are named", "[emulated]") {
   const auto status = [](std::vector<const char*> options) {
     options.insert(options.begin(),
                    {"07_paged", "--device", "emulated", "--step", "v3_prefetched_pages"});
@@ -317,8 +317,8 @@ TEST_CASE("the program says which options of pages it cannot take", "[emulated]"
   CHECK(status({"--lengths", "const:40", "--seqlen-k", "50"}) == 2);
   CHECK(status({"--page-size", "0"}) == 2);
   CHECK(status({"--num-pages", "2"}) == 2);
-  CHECK(status({"--rotary"}) == 3);  // of v10_variants and paged_append
-  // Other pages than those that would be drawn: outputs lie where the table of the files says.
+  CHECK(status({"--rotary"}) == 3);  // for v10_variants and paged_append
+  // The loaded page table differs from a drawn one: outputs follow the loaded table.
   const auto run = [](std::vector<const char*> options) {
     options.insert(options.begin(),
                    {"07_paged", "--device", "emulated", "--rotary", "--operation", "paged_append"});
@@ -328,7 +328,7 @@ TEST_CASE("the program says which options of pages it cannot take", "[emulated]"
              "5", "--save", "append_files"}) == 0);
   CHECK(run({"--load", "append_files"}) == 0);
   CHECK(run({"--load", "append_files", "--page-size", "5"}) == 2);
-  // A model's table goes on behind the longest sequence; one that ends before is refused.
+  // A loaded table may have capacity past the longest sequence; a shorter one is refused.
   NpyArray angles = read_npy("append_files/cos_sin.npy");
   for (const int64_t positions : {40, 29}) {
     angles.data.resize(static_cast<std::size_t>(positions * angles.shape[1]));
@@ -340,7 +340,7 @@ TEST_CASE("the program says which options of pages it cannot take", "[emulated]"
   CHECK(run_chapter(chapter(), 3, trace) == 2);
 }
 
-TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
+TEST_CASE("steps refuse unsupported problems with the reason", "[emulated]") {
   const auto refused = [](Problem p, const char* why) {
     p.finish();
     for (const Step* step : decode_steps()) {
@@ -382,8 +382,8 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
 }
 
 namespace {
-// A pool of numbers that come again after a fourth of it: a multiple of four pages, so that a
-// period has whole rows, and no power of two.
+// The contents of the pool repeat after a quarter of it: a multiple of four pages, so that a period
+// has whole rows, and not a power of two.
 void large_pool(Backend backend, int64_t pages, int64_t length, int64_t most) {
   for (const char* operation : {"paged_decode", "paged_prefill"}) {
     Problem p = paged(1, length, 128, 16, DType::bf16);
@@ -394,14 +394,14 @@ void large_pool(Backend backend, int64_t pages, int64_t length, int64_t most) {
 }
 }  // namespace
 
-TEST_CASE("a pool whose numbers come again", "[emulated]") {
+TEST_CASE("a pool with periodic contents", "[emulated]") {
   large_pool(Backend::emulated, 36, 130, 1000);
 }
 TEST_CASE("a pool past 2^32 elements, with live pages at its end", "[gpu][large]") {
   large_pool(Backend::gpu, (1 << 18) + 4, 60000, int64_t{1} << 27);
 }
 
-TEST_CASE("tokens are appended to their pages, turned where asked", "[emulated]") {
+TEST_CASE("tokens are appended to their pages and rotated with --rotary", "[emulated]") {
   Counts ran;
   std::size_t n = 0;
   for (const int64_t page : kPageSizes)
@@ -421,7 +421,7 @@ TEST_CASE("tokens are appended to their pages, turned where asked", "[emulated]"
   CHECK(ran.of["a1_append"] == 30);
 }
 
-TEST_CASE("pages are copied, whole and in part", "[emulated]") {
+TEST_CASE("pages are copied in full and in part", "[emulated]") {
   for (const int64_t page : kPageSizes) {
     Problem p = paged(1, 1, 128, page, DType::bf16);
     p.batch = 20, p.heads = p.kv_heads = 3;

@@ -1,4 +1,4 @@
-// The cache on the host: the pool, sequences and the radix tree, against a plain model; traces.
+// Host cache: pool, sequences and radix tree against a plain model; traces.
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -22,7 +22,7 @@ std::string text_of(const std::string& file) {
 }
 }  // namespace
 
-TEST_CASE("a cache does what a plain model does", "[cache]") {
+TEST_CASE("the cache agrees with a plain model", "[cache]") {
   for (const uint64_t seed : {1, 2, 3}) {
     const int page_size = seed == 1 ? 1 : seed == 2 ? 3 : 4, num_pages = 40;
     RandomCache cache(seed, num_pages, page_size);
@@ -35,25 +35,25 @@ TEST_CASE("a cache does what a plain model does", "[cache]") {
   }
 }
 
-TEST_CASE("the page that was freed first is taken first", "[cache]") {
+TEST_CASE("free pages form a FIFO queue", "[cache]") {
   PagePool pool(4);
   CHECK((pool.take() == 0 && pool.take() == 1 && pool.take() == 2));
   Sequence s{{0, 2}, 8};
-  drop(pool, s);  // the last page first
+  drop(pool, s);  // last page first
   CHECK((pool.take() == 3 && pool.take() == 2));
-  CHECK(pool.revive(0));  // what it holds is of use again
+  CHECK(pool.revive(0));  // its contents are used again
   CHECK_FALSE(pool.revive(0));
   CHECK_THROWS_WITH(pool.take(), "out of pages: 1 wanted, 0 free");
 }
 
-TEST_CASE("pages that nobody has are neither shared nor released", "[cache]") {
+TEST_CASE("a free page can be neither shared nor released", "[cache]") {
   PagePool pool(2);
-  CHECK_THROWS_WITH(pool.share(1), "share: nobody has page 1");
-  CHECK_THROWS_WITH(pool.release(0), "release: nobody has page 0");
+  CHECK_THROWS_WITH(pool.share(1), "share: no owner of page 1");
+  CHECK_THROWS_WITH(pool.release(0), "release: no owner of page 0");
   CHECK_THROWS(pool.share(2));
 }
 
-TEST_CASE("who writes to a page that others have gets a copy", "[cache]") {
+TEST_CASE("appending to a shared page copies it", "[cache]") {
   PagePool pool(4);
   Sequence a;
   CHECK(append(pool, 4, a, 6).slots == std::vector<int64_t>{0, 1, 2, 3, 4, 5});
@@ -62,18 +62,18 @@ TEST_CASE("who writes to a page that others have gets a copy", "[cache]") {
   const Appended first = append(pool, 4, b, 1);
   CHECK(first.copy == PageCopy{1, 2, 2});
   CHECK(first.slots == std::vector<int64_t>{2 * 4 + 2});
-  CHECK_FALSE(append(pool, 4, a, 1).copy);  // nobody else has it any more
+  CHECK_FALSE(append(pool, 4, a, 1).copy);  // no other owner is left
   CHECK((pool.owners(0) == 2 && pool.owners(1) == 1 && pool.free_pages() == 1));
-  // Of two pages there is one: nothing happens.
+  // Two pages are needed and one is free: no effect.
   CHECK_THROWS_AS(append(pool, 4, a, 6), OutOfPages);
   CHECK((a.length == 7 && a.pages == std::vector<int>{0, 1} && pool.free_pages() == 1));
-  // A full page is shared for good.
+  // A full page stays shared.
   append(pool, 4, a, 1);
   Sequence c = fork(pool, a);
   CHECK_FALSE(append(pool, 4, c, 1).copy);
 }
 
-TEST_CASE("exercise b has the answers that the pool gives", "[cache]") {
+TEST_CASE("the answers of exercise b are those of the pool", "[cache]") {
   //! [answers]
   PagePool pool(8);
   std::map<std::string, Sequence> s;
@@ -110,20 +110,20 @@ TEST_CASE("exercise b has the answers that the pool gives", "[cache]") {
   //! [answers]
 }
 
-TEST_CASE("a radix tree splits where sequences part", "[cache]") {
+TEST_CASE("the radix tree splits where sequences diverge", "[cache]") {
   PagePool pool(8);
-  for (int n = 0; n < 8; ++n) pool.take();  // of a sequence that holds them
+  for (int n = 0; n < 8; ++n) pool.take();  // of a sequence that owns them
   RadixTree tree(pool, 2);
   const std::vector<Token> a{1, 1, 2, 2, 3, 3, 4}, b{1, 1, 2, 2, 5, 5};
   CHECK(tree.insert("", a, std::vector{0, 1, 2, 7}) == 0);
-  CHECK((tree.pages() == 3 && tree.nodes() == 1));  // the page that is not full stays outside
+  CHECK((tree.pages() == 3 && tree.nodes() == 1));  // a partly filled page is not inserted
   CHECK(tree.insert("", b, std::vector{3, 4, 5}) == 2);
   CHECK((tree.pages() == 4 && tree.nodes() == 3));
   CHECK(tree.match("", b).pages == std::vector{0, 1, 5});
   CHECK(tree.match("other", b).pages.empty());
   CHECK(tree.match("", std::vector<Token>{1, 1, 2}).pages == std::vector{0});
-  CHECK(tree.nodes() == 4);  // split once more
-  // The leaf of a is the older one; locked, it stays.
+  CHECK(tree.nodes() == 4);  // a second split
+  // The leaf of a is the least recently used; locked, it stays.
   const auto locked = tree.match("", std::vector<Token>{1, 1, 2, 2, 3, 3});
   tree.match("", b);
   tree.lock(locked.node);
@@ -136,7 +136,7 @@ TEST_CASE("a radix tree splits where sequences part", "[cache]") {
   CHECK_THROWS(tree.unlock(tree.match("", b).node));
 }
 
-TEST_CASE("a fault in the cache is noticed", "[cache]") {
+TEST_CASE("planted faults in the cache are detected", "[cache]") {
   for (const CacheFault& fault : kCacheFaults) {
     std::string what;
     for (uint64_t seed = 1; seed <= 4 && what.empty(); ++seed)
@@ -157,19 +157,19 @@ TEST_CASE("pages waste less than 4 % at 16 tokens", "[cache]") {
     if (division.kind == Division::Kind::pages && division.page_size == 1)
       CHECK((r.useful == 1 && r.copied == 0));
   }
-  // What the chapter's page shows is what the program prints and draws.
+  // The chapter's page shows what the program prints and draws.
   CHECK(text_of("07_paged/README.md").find(table(rows)) != std::string::npos);
   CHECK(text_of("docs/figures/07_trace.svg") == picture(rows));
 }
 
-// Steps in which nothing happens take no time, however many: these come a million years apart.
-TEST_CASE("a trace may have any arrivals", "[cache]") {
+// Steps without events are skipped, however many: these arrivals are a million years apart.
+TEST_CASE("a trace may have any arrival times", "[cache]") {
   const Trace trace{{0, 5, 5, 1, 1, 0, 0}, {int64_t{1} << 53, 5, 5, 1, 1, 0, 0}};
   for (const auto& [division, r] : replay_all(trace)) CHECK(r.steps == (int64_t{1} << 53) + 5);
 }
 
-// Whatever their numbers: a system prompt has tokens of its own, and so has a request.
-TEST_CASE("only the same system prompt is found again", "[cache]") {
+// Whatever the ids: tokens of a system prompt and of a request differ.
+TEST_CASE("only equal system prompts hit the cache", "[cache]") {
   const auto hits = [](int64_t first, int64_t second) {
     const Trace trace{{0, 1000, 50, 1, 1, first, first == 0 ? 0 : 1000},
                       {10, 50, 50, 1, 1, second, 1000}};
@@ -182,7 +182,7 @@ TEST_CASE("only the same system prompt is found again", "[cache]") {
     CHECK(hits(first, second) == 0);
 }
 
-TEST_CASE("a trace is read as it was written, and a wrong line is named", "[cache]") {
+TEST_CASE("a saved trace is read back and a bad line is named", "[cache]") {
   std::stringstream file;
   write_trace(file, drawn_trace(50, 7));
   CHECK(table(replay_all(read_trace(file, "f"))) == table(replay_all(drawn_trace(50, 7))));
@@ -205,13 +205,13 @@ TEST_CASE("a trace is read as it was written, and a wrong line is named", "[cach
       "f.csv: line 2: 0,5,5,1,33,0,0: does not fit into the cache: samples x beams x 2048 must be "
       "at most 65536");
   CHECK(why(header + "0,5,5,1,32,0,0\n") == "");
-  CHECK(why(header + "0,5,5,1,1,0\n") == "f.csv: line 2: 0,5,5,1,1,0: must be seven whole numbers");
+  CHECK(why(header + "0,5,5,1,1,0\n") == "f.csv: line 2: 0,5,5,1,1,0: must be seven integers");
   for (const char* line :
        {"0,5,5,1,1,0,0,", "0,5,5,1,1,0,x", "0,0,5,1,1,0,0", "0,5,5,2,2,0,0", "0,5,5,1,1,0,9",
         "0,2000,49,1,1,0,0", "0,5,5,33,1,0,0", "-1,5,5,1,1,0,0", "0,9223372036854775807,1,1,1,0,0",
         "0,10,9223372036854775807,1,1,0,0", "0,10,10,1,1,1,9223372036854775800",
         "0,5,5,9223372036854775807,1,0,0", "9223372036854775807,5,5,1,1,0,0"})
     CHECK(why(header + line + "\n").starts_with("f.csv: line 2: "));
-  CHECK(why("\xEF\xBB\xBF" + header + "\n0,5,5,1,1,0,0\n\n") == "");  // a BOM, empty lines
+  CHECK(why("\xEF\xBB\xBF" + header + "\n0,5,5,1,1,0,0\n\n") == "");  // a BOM and empty lines
   CHECK(why(header + "3,5,5,1,1,0,0\n2,5,5,1,1,0,0\n").ends_with("arrives before the line above"));
 }

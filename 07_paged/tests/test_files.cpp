@@ -1,4 +1,4 @@
-// What --load takes for a cache, and what it refuses, by the name of the file.
+// Cache files that --load accepts, and those that it refuses by name.
 #include <array>
 #include <filesystem>
 
@@ -15,7 +15,7 @@ using namespace attn;
 using namespace attn::tests;
 
 namespace {
-// In pages of 5 tokens, four of them a row of the table.
+// Pages of 5 tokens, four per row of the page table.
 Problem two_sequences() {
   Problem p = paged(1, 20, 64, 5, DType::bf16);
   p.batch = 2, p.seqused_k = {17, 7};
@@ -24,7 +24,7 @@ Problem two_sequences() {
 }
 }  // namespace
 
-TEST_CASE("a table outside the pool is refused by its entry", "[emulated]") {
+TEST_CASE("a page outside the pool is refused with its entry", "[emulated]") {
   const std::string folder = "paged_files";
   std::filesystem::remove_all(folder);
   const Problem p = two_sequences();
@@ -39,7 +39,7 @@ TEST_CASE("a table outside the pool is refused by its entry", "[emulated]") {
         std::map<std::string, std::vector<double>>{{"num_pages", {9}}, {"page_size", {5}}});
   CHECK(load_inputs(folder, loaded, paged_decode()).tensors.at("page_table").numbers ==
         in.at("page_table").numbers);
-  // Two sequences may share a page; one that is not there is nobody's.
+  // Two sequences may share a page; a page outside the pool is an error.
   in.at("page_table").numbers[4] = in.at("page_table").numbers[0];
   save_tensors(folder, in);
   CHECK_NOTHROW(load_inputs(folder, loaded, paged_decode()));
@@ -53,7 +53,7 @@ TEST_CASE("a table outside the pool is refused by its entry", "[emulated]") {
   std::filesystem::remove_all(folder);
 }
 
-TEST_CASE("files that are no cache are refused by name", "[emulated]") {
+TEST_CASE("invalid cache files are refused by name", "[emulated]") {
   const std::string folder = "no_cache";
   std::filesystem::remove_all(folder);
   const Problem p = two_sequences();
@@ -97,24 +97,25 @@ TEST_CASE("files that are no cache are refused by name", "[emulated]") {
   std::filesystem::remove_all(folder);
 }
 
-TEST_CASE("two tokens for one slot are refused", "[emulated]") {
+TEST_CASE("two tokens for the same slot are refused", "[emulated]") {
   Problem p = paged(3, 20, 64, 5, DType::bf16);
   p.batch = 2, p.heads = p.kv_heads = 1, p.seqused_k = {17, 7};
   p.finish();
   HostTensors in = draw(paged_append(), p).tensors;
   CHECK_NOTHROW(paged_append().place(p, in));
-  // Positions 14 to 16 of one, 4 to 6 of the other: the fourth page and the second.
+  // Positions 14 to 16 of one sequence, 4 to 6 of the other: the fourth page and the second.
   std::vector<int64_t>& table = in.at("page_table").numbers;
   table[4 + 1] = table[3];
   CHECK_THROWS_WITH(paged_append().place(p, in),
                     fmt::format("page_table: sequences 0 and 1 both append to token 0 of page {}: "
                                 "it must be one's own",
                                 table[3]));
-  table[4 + 0] = table[3], table[4 + 1] = table[2];  // a page of both, of which they write others
+  // a page shared by both, which write to other pages
+  table[4 + 0] = table[3], table[4 + 1] = table[2];
   CHECK_NOTHROW(paged_append().place(p, in));
 }
 
-TEST_CASE("files say which of them is wrong, and where", "[emulated]") {
+TEST_CASE("errors name the file and the entry", "[emulated]") {
   const std::string folder = "paged_files";
   const auto options = [&](std::vector<const char*> more) {
     more.insert(more.begin(), {"07_paged", "--device", "emulated", "--step", "v1_block_table"});
@@ -143,7 +144,7 @@ TEST_CASE("files say which of them is wrong, and where", "[emulated]") {
     write_npy_bytes(file, {2}, "<i4", lengths);
     CHECK(why() == file + ": entry 1 is " + std::to_string(length) + ", must be from 0 to 48");
   }
-  // Poison: entries of the table behind a sequence, and the tail of its last page.
+  // Unused entries of the page table, and the tail of a last page.
   for (const auto& [lengths, what] :
        {std::pair("48,20", "page_table: entry [1, 2] is page "), {"48,40", " is nan in bf16; "}}) {
     save(lengths);
@@ -155,7 +156,7 @@ TEST_CASE("files say which of them is wrong, and where", "[emulated]") {
   }
 }
 
-TEST_CASE("page_copy takes copies from files, and refuses those without an order", "[emulated]") {
+TEST_CASE("page_copy loads copies and refuses conflicting ones", "[emulated]") {
   const std::string folder = "page_copies";
   std::filesystem::remove_all(folder);
   const auto run = [&](std::vector<const char*> more) {
@@ -168,16 +169,16 @@ TEST_CASE("page_copy takes copies from files, and refuses those without an order
     write_npy_bytes(folder + "/page_copies.npy", {std::ssize(rows) / 3, 3}, "<i4", rows.data());
     return run({"--load", folder.c_str()});
   };
-  CHECK(copies({0, 5, 4, 0, 6, 2, 1, 2, 0}) == 0);  // one page to two; a copy of no token
-  CHECK(copies({0, 5, 4, 1, 5, 4}) == 2);           // a page that is written twice
-  CHECK(copies({0, 5, 4, 5, 6, 4}) == 2);           // and one that is read, too
-  CHECK(copies({0, 7, 4}) == 2);                    // of 7 pages
+  CHECK(copies({0, 5, 4, 0, 6, 2, 1, 2, 0}) == 0);  // one page copied to two; a copy of no token
+  CHECK(copies({0, 5, 4, 1, 5, 4}) == 2);           // a page written twice
+  CHECK(copies({0, 5, 4, 5, 6, 4}) == 2);           // a page that is also read
+  CHECK(copies({0, 7, 4}) == 2);                    // the pool has 7 pages
   CHECK(copies({-1, 5, 4}) == 2);
-  CHECK(copies({0, 5, 5}) == 2);  // more than a page has
+  CHECK(copies({0, 5, 5}) == 2);  // more tokens than a page has
   std::filesystem::remove_all(folder);
 }
 
-TEST_CASE("slots that are overwritten may hold anything", "[emulated]") {
+TEST_CASE("overwritten slots may hold any value", "[emulated]") {
   const std::string folder = "overwritten";
   std::filesystem::remove_all(folder);
   Problem p = paged(2, 20, 64, 5, DType::bf16);

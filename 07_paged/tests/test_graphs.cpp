@@ -1,5 +1,5 @@
-// Launches of chapter 07 again and again: in any schedule, replayed with other lengths and
-// pages as graphs are, with plans and tables that are wrong.
+// Repeated launches of chapter 07: in any schedule; replayed with other lengths and pages, as in a
+// CUDA graph; with wrong plans and page tables.
 #include "07_paged/kernels/splits.h"
 #include "tests/test_pages.h"
 
@@ -19,7 +19,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
     Session session(p, *step->operation, Backend::emulated, draw(*step->operation, p).tensors);
     for (uint64_t seed = 100; seed < 105; ++seed) {
       emulator::schedule_seed = seed;
-      // Every other time with the counters that the launch before has left.
+      // Every other time with the counters that the previous launch left.
       if (seed % 2 == 0) CHECK(session.prepare(*step).ok());
       CHECK(session.launch().ok());
       for (const auto& [name, t] : session.outputs()) {
@@ -31,9 +31,8 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
 }
 
 namespace {
-// A launch that was captured once finds other lengths, other pages and another plan on the device
-// each time it is replayed, and the counters as the launch before left them. On a GPU it is a
-// graph.
+// A captured launch is replayed with other lengths, pages and plans in device memory, and with the
+// counters that the previous launch left. On a GPU it is a CUDA graph.
 void replay(Backend backend) {
   for (const Step* step : decode_steps()) {
     Problem p = paged(1, 900, 128, 16, DType::bf16);
@@ -62,14 +61,18 @@ void replay(Backend backend) {
 }
 }  // namespace
 
-TEST_CASE("a launch is right again with other pages", "[emulated]") { replay(Backend::emulated); }
-TEST_CASE("a launch is right again with other pages on the GPU", "[gpu]") { replay(Backend::gpu); }
+TEST_CASE("a replayed launch is correct with other pages", "[emulated]") {
+  replay(Backend::emulated);
+}
+TEST_CASE("a replayed launch is correct with other pages on the GPU", "[gpu]") {
+  replay(Backend::gpu);
+}
 
-TEST_CASE("a wrong table and a wrong length are found", "[emulated]") {
+TEST_CASE("a wrong page table and a wrong length are detected", "[emulated]") {
   for (const Step* step : decode_steps()) {
     Problem p = paged(1, 200, 64, 16, DType::bf16);
     p.batch = 3, p.heads = 4, p.kv_heads = 2;
-    p.seqused_k = {187, 187, 33};  // none fills its last page
+    p.seqused_k = {187, 187, 33};  // no sequence fills its last page
     p.finish();
     const Case right(p, *step->operation);
     Session session(p, *step->operation, Backend::emulated, right.inputs);
@@ -82,11 +85,11 @@ TEST_CASE("a wrong table and a wrong length are found", "[emulated]") {
     };
     INFO(step->name);
     CHECK(passes(right.inputs));
-    HostTensors wrong = right.inputs;  // the row of another sequence
+    HostTensors wrong = right.inputs;  // another sequence's row
     std::vector<int64_t>& table = wrong.at("page_table").numbers;
     std::copy_n(table.begin(), splits::max_pages_of(p), table.begin() + splits::max_pages_of(p));
     CHECK(!passes(wrong));
-    for (const int64_t off : {-1, 1}) {  // the last page has a token less, or more
+    for (const int64_t off : {-1, 1}) {  // one token less, or more, in the last page
       wrong = right.inputs;
       wrong.at("seqused_k").numbers[1] += off;
       CHECK(!passes(wrong));
@@ -95,7 +98,7 @@ TEST_CASE("a wrong table and a wrong length are found", "[emulated]") {
 }
 
 namespace {
-// A graph, or a launch, whose plan is not that of the lengths that it finds.
+// A graph, or a launch, with a stale plan.
 void stale_plan(Backend backend) {
   for (const Step* step : decode_steps()) {
     if (!step->plan) continue;
@@ -113,7 +116,7 @@ void stale_plan(Backend backend) {
     CHECK(session.launch().ok());
     INFO(step->name);
     CHECK(!check(session.outputs().at("o"), other.expected[0]).pass);
-    // With the plan of these lengths the answer is right.
+    // With a plan for these lengths the result is correct.
     session.replan(other.inputs);
     CHECK(session.launch().ok());
     CHECK(check(session.outputs().at("o"), other.expected[0]).pass);
@@ -121,12 +124,8 @@ void stale_plan(Backend backend) {
 }
 }  // namespace
 
-TEST_CASE("a plan of other lengths gives a wrong answer", "[emulated]") {
-  stale_plan(Backend::emulated);
-}
-TEST_CASE("a plan of other lengths gives a wrong answer on the GPU", "[gpu]") {
-  stale_plan(Backend::gpu);
-}
+TEST_CASE("a stale plan gives a wrong result", "[emulated]") { stale_plan(Backend::emulated); }
+TEST_CASE("a stale plan gives a wrong result on the GPU", "[gpu]") { stale_plan(Backend::gpu); }
 
 TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   for (const Step* step : decode_steps()) {

@@ -1,5 +1,5 @@
-// Mixed batches of chapter 07: plans that hold all of them, and a step that is right whoever takes
-// what.
+// Mixed batches of chapter 07: plans cover everything, and the step is correct for any ticket
+// order.
 #include <memory>
 #include <random>
 
@@ -42,11 +42,11 @@ Batch random_batch(std::mt19937_64& random) {
   return {p, 1 + below(below(2) == 0 ? 8 : 132)};
 }
 
-// "" if every query of every head, and every key that it sees, is in exactly one place of the plan,
-// and all of it within the bounds; else what is wrong. Tiles are counted anew, from Problem.
+// "" if every query of every head with all of its visible keys is in exactly one entry of the plan,
+// within the bounds; otherwise the error. Tiles are counted independently, from Problem.
 std::string wrong_with(const Batch& batch, const plans::MixedPlan& plan) {
   const Problem& p = batch.problem;
-  std::map<std::vector<int64_t>, std::vector<plans::MixedWork>> pieces;  // of each row block
+  std::map<std::vector<int64_t>, std::vector<plans::MixedWork>> pieces;  // per row block
   std::map<std::vector<int64_t>, int> tiles_of_queries;
   for (const plans::MixedWork& w : plan.prefill) ++tiles_of_queries[{w.sequence, w.head, w.row0}];
   for (const plans::MixedWork& w : plan.decode) pieces[{w.sequence, w.head, w.row0}].push_back(w);
@@ -86,7 +86,7 @@ std::string wrong_with(const Batch& batch, const plans::MixedPlan& plan) {
           return "a counter of two row blocks";
       }
   }
-  if (used != plan.prefill.size() + plan.decode.size()) return "work of nobody";
+  if (used != plan.prefill.size() + plan.decode.size()) return "an entry that no query needs";
   if (!std::ranges::is_sorted(plan.decode, std::greater(), &plans::MixedWork::count) ||
       !std::ranges::is_sorted(plan.prefill, std::greater(), &plans::MixedWork::count))
     return "the longest is not first";
@@ -106,14 +106,14 @@ Problem mix(std::vector<int64_t> queries, std::vector<int64_t> keys, int64_t hea
   return p;
 }
 
-// One launch, two in turn, two in two streams.
+// One launch, two serial ones, two in two streams.
 constexpr const char* kSchedules[] = {"", "serial", "streams"};
 Problem in_schedule(Problem p, const std::string& schedule) {
   if (!schedule.empty()) p.own[schedule] = {1};
   return p;
 }
 
-// Chunks beside sequences that decode: many keys, few, none; groups of more rows than 16.
+// Chunks together with decoding sequences: many keys, few, none; groups of more than 16 rows.
 std::vector<Problem> mixes() {
   std::vector<Problem> all{
       mix({1, 1, 200, 1, 0}, {700, 65, 300, 3, 9}, 128),
@@ -137,7 +137,7 @@ std::vector<Problem> mixes() {
 
 }  // namespace
 
-TEST_CASE("plans of mixed batches have every query and every key once", "[emulated]") {
+TEST_CASE("mixed plans cover every query and every key once", "[emulated]") {
   std::mt19937_64 random(3);
   for (int n = 0; n < 10'000; ++n) {
     Batch batch = random_batch(random);
@@ -149,9 +149,9 @@ TEST_CASE("plans of mixed batches have every query and every key once", "[emulat
   }
 }
 
-// A few long tiles of prefill, for which half of the blocks need one round more than all of them;
-// short ones, and many, that overlap with decoding anyway. On 132 SMs, as the mixes of RESULTS.md.
-TEST_CASE("the plan of a mixed batch chooses who prefers prefill", "[emulated]") {
+// A few long prefill tiles, which need one wave more on half of the blocks than on all; short ones;
+// and many, which overlap with decoding in any case. On 132 SMs, as the mixes of RESULTS.md.
+TEST_CASE("the mixed plan chooses the blocks that prefer prefill", "[emulated]") {
   const auto first = [](int64_t chunk, int64_t keys, int64_t sequences, int64_t own_keys) {
     Problem p = problem(1, 1, 128, DType::bf16);
     p.heads = 32, p.kv_heads = 8, p.causal = true;
@@ -161,26 +161,26 @@ TEST_CASE("the plan of a mixed batch chooses who prefers prefill", "[emulated]")
     p.finish();
     return plans::mixed_plan(p, p.varlen_q, p.varlen_k, 132).prefill_first;
   };
-  CHECK(first(1024, 8192, 64, 4096));  // 256 tiles, two for each of 132 blocks, one of 264
-  CHECK(!first(512, 4096, 32, 4096));  // 128 tiles: a round in any case
+  CHECK(first(1024, 8192, 64, 4096));  // 256 tiles: two waves on 132 blocks, one on 264
+  CHECK(!first(512, 4096, 32, 4096));  // 128 tiles: one wave in any case
   CHECK(!first(512, 16384, 32, 8192));
   CHECK(!first(2048, 2048, 64, 2048));  // 512 tiles of 128 to 2048 keys
   CHECK(first(2048, 16384, 64, 4096));  // 512 tiles of 14000 keys and more
-  CHECK(!first(1024, 8192, 1, 1));  // hardly anybody decodes
-  // By hand, on one SM with two blocks: decoding takes 10 * 20, and 1.2 times that by one of them.
+  CHECK(!first(1024, 8192, 1, 1));      // little decoding
+  // By hand, one SM with two blocks: decoding takes 10 * 20, and 1.2 times that on one of them.
   const auto work = [](int count) { return plans::MixedWork{0, 0, 0, 0, 0, count, 0, 1, 0}; };
   const auto by_hand = [&](int tiles, int keys) {
     return plans::prefill_first(std::vector(static_cast<std::size_t>(tiles), work(keys)),
                                 {work(10)}, 1);
   };
-  CHECK(by_hand(2, 1000));    // 1200, not 1240
-  CHECK(!by_hand(1, 1000));   // 1000 either way
-  CHECK(!by_hand(20, 50));    // 700, not 640
-  CHECK(!by_hand(0, 50));     // nothing to prefer
+  CHECK(by_hand(2, 1000));   // 1200, not 1240
+  CHECK(!by_hand(1, 1000));  // 1000 either way
+  CHECK(!by_hand(20, 50));   // 700, not 640
+  CHECK(!by_hand(0, 50));    // no prefill
 }
 
-// Whoever takes which ticket, in one launch and in two, in turn and at the same time.
-TEST_CASE("mixed batches have the same bits in any schedule, and in two launches", "[emulated]") {
+// Any ticket order, in one launch and in two, serial and concurrent.
+TEST_CASE("mixed batches are bitwise equal in any schedule and in two launches", "[emulated]") {
   const Step& step = mixed_step();
   for (Problem mix : mixes()) {
     mix.finish();
@@ -191,11 +191,11 @@ TEST_CASE("mixed batches have the same bits in any schedule, and in two launches
       INFO(p.text());
       Session session(p, *step.operation, Backend::emulated, draw(*step.operation, p).tensors);
       REQUIRE(session.prepare(step).ok());
-      for (uint64_t seed = 100; seed < 103; ++seed) {  // with the counters of the launch before
+      for (uint64_t seed = 100; seed < 103; ++seed) {  // with the counters of the previous launch
         emulator::schedule_seed = seed;
         REQUIRE(session.launch().message == "");
         for (const auto& [name, t] : session.outputs()) CHECK(same(t, first.at(name)));
-        // All is as it was: nobody has a ticket, and no SM a block.
+        // All counters are reset: no ticket taken, no block on any SM.
         for (const int32_t counter : session.workspace("tickets")) REQUIRE(counter == 0);
       }
     }
@@ -203,9 +203,9 @@ TEST_CASE("mixed batches have the same bits in any schedule, and in two launches
 }
 
 namespace {
-// A launch that was captured once, on a GPU as a graph, finds other keys, pages and plans each time
-// it is replayed, and the counters as the launch before left them; `times` with each lengths of
-// keys, of which the longest stay as they are, and so the tensors.
+// A captured launch, on a GPU a CUDA graph, is replayed with other keys, pages and plans, and with
+// the counters that the previous launch left. `times`: lengths of keys per replay; the longest stay
+// equal, and so do the tensors.
 void replay(Problem p, const std::vector<std::vector<int64_t>>& all, Backend backend, int times) {
   const Step& step = mixed_step();
   p.varlen_k = all[0];
@@ -239,11 +239,11 @@ void replay(Problem p, const std::vector<std::vector<int64_t>>& all, Backend bac
   }
 }
 }  // namespace
-TEST_CASE("a mixed batch is right again with other keys and pages", "[emulated]") {
+TEST_CASE("a replayed mixed batch is correct with other keys and pages", "[emulated]") {
   replay(mixes()[0], {{700, 65, 300, 3, 9}, {700, 0, 20, 700, 0}, {700, 65, 300, 3, 9}},
          Backend::emulated, 2);
 }
-TEST_CASE("a mixed batch is right again with other keys and pages on the GPU", "[gpu]") {
+TEST_CASE("a replayed mixed batch is correct with other keys and pages on the GPU", "[gpu]") {
   Problem p = mix({1, 1, 1024, 3, 300, 1}, {}, 128);
   p.heads = 8, p.own.erase("blocks");
   replay(p, {{8192, 5000, 4096, 700, 300, 77}, {8192, 0, 1100, 8000, 0, 1}}, Backend::gpu, 100);
@@ -257,8 +257,7 @@ TEST_CASE("mixed batches on the GPU", "[gpu]") {
       check_steps("paged_prefill", in_schedule(p, schedule), Backend::gpu);
 }
 
-TEST_CASE("two launches of a mixed batch are in turn or in two streams, and v11's alone",
-          "[emulated]") {
+TEST_CASE("options --serial and --streams exclude each other and are of v11 only", "[emulated]") {
   Problem p = mixes()[0];
   p.finish();
   const auto reason = [&](const char* step, std::initializer_list<const char*> options) {
@@ -276,7 +275,7 @@ TEST_CASE("two launches of a mixed batch are in turn or in two streams, and v11'
         "--serial: this step has no launch for each of the two");
   CHECK(reason("v7_prefill", {"streams"}) == "--streams: this step has no second stream");
 }
-TEST_CASE("a mixed batch has two phases where its launches are in turn", "[emulated]") {
+TEST_CASE("a serial mixed batch has two phases", "[emulated]") {
   const Step& step = mixed_step();
   for (const std::string schedule : kSchedules) {
     Problem p = in_schedule(mixes()[0], schedule);
@@ -288,13 +287,12 @@ TEST_CASE("a mixed batch has two phases where its launches are in turn", "[emula
   }
 }
 
-TEST_CASE("a wrong table, a wrong length and a stale plan of a mixed batch are found",
-          "[emulated]") {
+TEST_CASE("a wrong table or length and a stale plan of a mixed batch are detected", "[emulated]") {
   const Step& step = mixed_step();
   Problem p = problem(1, 200, 64, DType::bf16);
   p.batch = 3, p.heads = 4, p.kv_heads = 2, p.seqlen_q = 3;
   p.own["num_pages"] = {60}, p.own["blocks"] = {2};
-  p.seqused_k = {187, 187, 33};  // none fills its last page
+  p.seqused_k = {187, 187, 33};  // no sequence fills its last page
   for (const int64_t queries : {3, 40}) {
     p.seqlen_q = queries;
     p.finish();
@@ -308,19 +306,19 @@ TEST_CASE("a wrong table, a wrong length and a stale plan of a mixed batch are f
       return check(session.outputs().at("o"), right.expected[0]).pass;
     };
     CHECK(passes(right.inputs, true));
-    HostTensors wrong = right.inputs;  // the row of another sequence
+    HostTensors wrong = right.inputs;  // another sequence's row
     std::vector<int64_t>& table = wrong.at("page_table").numbers;
     std::copy_n(table.begin(), splits::max_pages_of(p), table.begin() + splits::max_pages_of(p));
     CHECK(!passes(wrong, true));
-    for (const int64_t off : {-1, 1}) {  // the last page has a token less, or more
+    for (const int64_t off : {-1, 1}) {  // one token less, or more, in the last page
       wrong = right.inputs;
       wrong.at("seqused_k").numbers[1] += off;
       CHECK(!passes(wrong, true));
     }
-    if (queries > 16) continue;  // a tile of prefill sees keys by the length alone
+    if (queries > 16) continue;  // the visible keys of a prefill tile depend on the length alone
     wrong = right.inputs;
     wrong.at("seqused_k").numbers[1] = 20;
-    session.replan(wrong);  // work for one tile of keys
+    session.replan(wrong);  // one KV tile
     CHECK(!passes(right.inputs, false));
     CHECK(passes(right.inputs, true));
   }

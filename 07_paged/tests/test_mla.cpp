@@ -1,4 +1,4 @@
-// Latent attention of chapter 07: batches of any lengths, pages of any size, any number of heads.
+// Latent attention of chapter 07: any lengths, page sizes and numbers of heads.
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -33,10 +33,10 @@ Problem latent(int64_t heads, int64_t queries, int64_t room, int64_t page,
   return p;
 }
 
-// What v16_mla_seesaw takes besides: boxes of TMA, and no left edge.
+// Further limits of v16_mla_seesaw: TMA boxes, no left window edge.
 bool is_in_boxes(const Problem& p) { return splits::page_size_of(p) % 8 == 0 && p.window_left < 0; }
 
-// Problems in which every length meets some page sizes and numbers of heads.
+// Problems that combine every length with some page sizes and numbers of heads.
 template <class Body>
 int latent_problems(const std::vector<int64_t>& lengths, Body body) {
   constexpr InputKind kInputs[] = {InputKind::needle, InputKind::random, InputKind::peaked,
@@ -60,8 +60,8 @@ int latent_problems(const std::vector<int64_t>& lengths, Body body) {
   return n;
 }
 
-// Every length with boxes of 8 to 64 rows, a sequence each; pieces of all sequences, and of a tile
-// or two, so that the number of tiles of a piece is odd and even; up to 112 and 128 rows.
+// Every length with boxes of 8 to 64 rows; work tiles of all sequences, with odd and even numbers
+// of KV tiles; up to 112 and 128 rows.
 void boxes(Backend backend, const std::vector<int64_t>& lengths) {
   constexpr int64_t kPages[] = {8, 16, 64, 256}, kHeads[] = {16, 9, 128, 16};
   constexpr int64_t kQueries[] = {1, 2, 1, 7}, kBlocks[] = {1, 40, 14, 6};
@@ -82,7 +82,7 @@ void boxes(Backend backend, const std::vector<int64_t>& lengths) {
 
 }  // namespace
 
-TEST_CASE("latent attention is right for any heads, lengths and pages", "[emulated]") {
+TEST_CASE("latent attention is correct for any heads and lengths and pages", "[emulated]") {
   Counts ran;
   int in_boxes = 0;
   const int problems = latent_problems(kLatentLengths, [&](const Problem& p) {
@@ -98,16 +98,16 @@ TEST_CASE("latent attention on the GPU", "[gpu]") {
   latent_problems(lengths, [](const Problem& p) { check_steps("paged_mla", p, Backend::gpu); });
 }
 
-TEST_CASE("latent attention by boxes of any size", "[emulated]") {
+TEST_CASE("latent attention with TMA boxes of any size", "[emulated]") {
   boxes(Backend::emulated, kLatentLengths);
 }
-TEST_CASE("latent attention by boxes of any size on the GPU", "[gpu]") {
+TEST_CASE("latent attention with TMA boxes of any size on the GPU", "[gpu]") {
   std::vector<int64_t> lengths = kLatentLengths;
   lengths.push_back(4096);
   boxes(Backend::gpu, lengths);
 }
 
-TEST_CASE("latent attention to nothing gives O = 0 and lse = -inf", "[emulated]") {
+TEST_CASE("latent attention without keys gives O = 0 and lse = -inf", "[emulated]") {
   Problem p = latent(16, 2, 100, 16);
   p.batch = 2, p.seqused_k = {0, 0};
   p.finish();
@@ -120,9 +120,9 @@ TEST_CASE("latent attention to nothing gives O = 0 and lse = -inf", "[emulated]"
   }
 }
 
-// The bits of a problem do not depend on the schedule, nor on what the launch before has left; and
-// a launch that was captured finds other lengths, pages and plans.
-TEST_CASE("latent attention is replayed with other lengths, to the bit", "[emulated]") {
+// Results are bitwise independent of the schedule and of what the previous launch left; and a
+// captured launch works with other lengths, pages and plans.
+TEST_CASE("replayed latent attention is bitwise equal with other lengths", "[emulated]") {
   for (const Step* step : latent_steps()) {
     Problem p = latent(40, 1, 900, 16);
     p.batch = 3, p.own["num_pages"] = {200}, p.own["blocks"] = {5};
@@ -150,12 +150,12 @@ TEST_CASE("latent attention is replayed with other lengths, to the bit", "[emula
   }
 }
 
-TEST_CASE("a wrong table, a wrong length and a stale plan of latent attention are found",
+TEST_CASE("a wrong table or length and a stale plan of latent attention are detected",
           "[emulated]") {
   for (const Step* step : latent_steps()) {
     Problem p = latent(16, 1, 300, 16);
     p.batch = 3, p.own["num_pages"] = {80}, p.own["blocks"] = {4};
-    p.seqused_k = {187, 187, 33};  // none fills its last page
+    p.seqused_k = {187, 187, 33};  // no sequence fills its last page
     p.finish();
     const Case right(p, *step->operation);
     Session session(p, *step->operation, Backend::emulated, right.inputs);
@@ -168,11 +168,11 @@ TEST_CASE("a wrong table, a wrong length and a stale plan of latent attention ar
     };
     INFO(step->name);
     CHECK(passes(right.inputs, true));
-    HostTensors wrong = right.inputs;  // the row of another sequence
+    HostTensors wrong = right.inputs;  // another sequence's row
     std::vector<int64_t>& table = wrong.at("page_table").numbers;
     std::copy_n(table.begin(), splits::max_pages_of(p), table.begin() + splits::max_pages_of(p));
     CHECK(!passes(wrong, true));
-    for (const int64_t off : {-1, 1}) {  // the last page has a token less, or more
+    for (const int64_t off : {-1, 1}) {  // one token less, or more, in the last page
       wrong = right.inputs;
       wrong.at("seqused_k").numbers[1] += off;
       CHECK(!passes(wrong, true));
@@ -185,7 +185,7 @@ TEST_CASE("a wrong table, a wrong length and a stale plan of latent attention ar
 }
 
 namespace {
-// A pool of numbers that come again after a fourth of it, as in test.cpp.
+// A pool with periodic contents, as in test.cpp.
 void large_pool(Backend backend, int64_t pages, int64_t length, int64_t most) {
   Problem p = latent(16, 1, length, 16);
   p.batch = 4;
@@ -194,14 +194,14 @@ void large_pool(Backend backend, int64_t pages, int64_t length, int64_t most) {
 }
 }  // namespace
 
-TEST_CASE("a pool of latent vectors whose numbers come again", "[emulated]") {
+TEST_CASE("a pool of latent vectors with periodic contents", "[emulated]") {
   large_pool(Backend::emulated, 36, 130, 1000);
 }
 TEST_CASE("a pool of latent vectors past 2^32 elements", "[gpu][large]") {
   large_pool(Backend::gpu, (1 << 19) + 4, 60000, int64_t{1} << 27);
 }
 
-TEST_CASE("the model of latent attention counts the operations of tensor cores", "[emulated]") {
+TEST_CASE("the cost model of latent attention counts tensor operations", "[emulated]") {
   for (const Step* step : latent_steps())
     for (const int64_t heads : {16, 64}) {
       Problem p = latent(heads, 1, 320, 64);
@@ -216,7 +216,7 @@ TEST_CASE("the model of latent attention counts the operations of tensor cores",
     }
 }
 
-TEST_CASE("what is no latent attention is refused", "[emulated]") {
+TEST_CASE("problems that are not latent attention are refused", "[emulated]") {
   const auto refused = [](Problem p, const char* why) {
     p.finish();
     for (const Step* step : latent_steps()) {
@@ -251,7 +251,7 @@ TEST_CASE("what is no latent attention is refused", "[emulated]") {
   refused_by_boxes(p, "--window 30,0: a tile of this step begins where a box of TMA does");
 }
 
-TEST_CASE("exercise e has the answers that shapes give", "[emulated]") {
+TEST_CASE("the answers of exercise e follow from the shapes", "[emulated]") {
   //! [answers]
   using namespace splits;
   const auto rate = [](int64_t rows) {

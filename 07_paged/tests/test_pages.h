@@ -1,4 +1,4 @@
-// What the tests of chapter 07 share: problems in pages, the steps that decode.
+// Shared by the tests of chapter 07: problems in pages, the decode steps.
 #pragma once
 
 #include "07_paged/host/paged.h"

@@ -1,5 +1,5 @@
-// Plans of chapter 07: every tile of every sequence in one piece; the page's table and figure, and
-// exercise c, say what plans say.
+// Plans of chapter 07: every tile of every sequence in one work tile; table, figure and exercise c
+// agree with the plans.
 #include <algorithm>
 #include <fstream>
 #include <iterator>
@@ -36,23 +36,24 @@ Batch random_batch(std::mt19937_64& random) {
   return {p, lengths, 1 + below(below(2) == 0 ? 8 : 264)};
 }
 
-// What is true of one kind of plan alone.
+// Properties that differ between kinds of plans.
 struct Kind {
-  bool chunks = false;   // a piece a block, and more blocks where there are more row blocks
-  bool in_step = false;  // neighbouring row blocks are cut alike
-  bool on_line = false;  // parts have places by their blocks
+  bool chunks = false;   // one work tile per block; more blocks if there are more row blocks
+  bool in_step = false;  // neighbouring row blocks are cut at the same tiles
+  bool on_line = false;  // partial results are indexed by block
   bool teams = false;    // a row block is a sequence
   int price = plans::kPieceTiles;
 };
 constexpr Kind kUniform{.chunks = true}, kBalanced{.in_step = true}, kRuns{.price = 0},
     kTeams{.teams = true}, kLine{.in_step = true, .on_line = true};
 
-// "" if every key that some query sees is in exactly one piece, no block has more than the budget,
-// and nobody writes behind the workspace; else what is wrong. Tiles are counted anew, from Problem.
+// "" if every visible key is in exactly one work tile, no block exceeds the budget, and no partial
+// result lies outside the workspace; otherwise the error. Tiles are counted independently, from
+// Problem.
 std::string wrong_with(const Batch& batch, const plans::Plan& plan, const Kind& kind) {
   const Problem& p = batch.problem;
   const int64_t tile = p.head_dim <= 128 ? 128 : 64;
-  const int64_t row_blocks =  // of a sequence
+  const int64_t row_blocks =  // per sequence
       kind.teams ? 1 : p.kv_heads * ((p.group() * p.seqlen_q + 15) / 16);
   const bool on_line = kind.on_line;
   std::vector<int> places(static_cast<std::size_t>(on_line ? 2 * batch.blocks : plan.parts));
@@ -85,7 +86,7 @@ std::string wrong_with(const Batch& batch, const plans::Plan& plan, const Kind& 
     if (covered != tiles) return "a row block is not covered";
     if (parts != work[at - 1].num_parts) return "another number of parts";
   }
-  if (at != work.size()) return "a piece of nobody";
+  if (at != work.size()) return "a work tile of no block";
   if (plan.begin.front() != 0 || plan.begin.back() != static_cast<int>(at)) return "begins";
   for (std::size_t n = 0; n + 1 < plan.begin.size(); ++n) {
     int cost = 0;
@@ -94,7 +95,7 @@ std::string wrong_with(const Batch& batch, const plans::Plan& plan, const Kind& 
     if (cost > plan.budget) return "a block is over its budget";
   }
   const auto blocks = static_cast<int64_t>(plan.begin.size()) - 1;
-  if (kind.in_step) {  // blocks that are in step have the same tiles of neighbouring row blocks
+  if (kind.in_step) {  // neighbouring row blocks have the same tiles
     const auto together = static_cast<std::size_t>(plans::in_step(p, batch.blocks));
     const std::size_t pieces = plan.work.size() / together;
     for (std::size_t n = pieces; n < plan.work.size(); ++n) {
@@ -131,7 +132,7 @@ TEST_CASE("plans cover every tile of every sequence once", "[emulated]") {
     const auto line = plans::line_plan(batch.problem, batch.lengths, batch.blocks);
     REQUIRE(wrong_with(batch, line, kLine) == "");
     REQUIRE(line.budget <= balanced.budget + plans::kPieceTiles);
-    // Never far from the mean: at most two pieces' price above it.
+    // At most the price of two work tiles above the mean.
     int64_t cost = 0;
     for (const plans::WorkTile& w : balanced.work) cost += w.part == 0 ? plans::kPieceTiles : 0;
     for (const plans::WorkTile& w : balanced.work) cost += w.count;
@@ -143,7 +144,7 @@ TEST_CASE("plans cover every tile of every sequence once", "[emulated]") {
 ATTN_DECLARE_LAUNCH(v6_device_plan, plan);
 
 namespace {
-// The plan that v6's kernel makes, block by block, is that of the host.
+// The plan of v6's kernel equals the host's, block by block.
 void device_plans(Backend backend, int batches) {
   std::mt19937_64 random(2);
   for (int n = 0; n < batches; ++n) {
@@ -189,10 +190,10 @@ void device_plans(Backend backend, int batches) {
 }
 }  // namespace
 
-TEST_CASE("the plan of the device is that of the host", "[emulated]") {
+TEST_CASE("the device plan equals the host plan", "[emulated]") {
   device_plans(Backend::emulated, 200);
 }
-TEST_CASE("the plan of the device is that of the host on the GPU", "[gpu]") {
+TEST_CASE("the device plan equals the host plan on the GPU", "[gpu]") {
   device_plans(Backend::gpu, 2000);
 }
 
@@ -203,12 +204,12 @@ std::string text_of(const std::string& file) {
 }
 }  // namespace
 
-TEST_CASE("the page of results shows what plans make of batches", "[emulated]") {
+TEST_CASE("RESULTS shows the table that --plans prints", "[emulated]") {
   CHECK(text_of("07_paged/RESULTS.md").find(plans::plan_table()) != std::string::npos);
   CHECK(text_of("docs/figures/07_plans.svg") == plans::plan_picture());
 }
 
-TEST_CASE("exercise c has the answers that plans give", "[emulated]") {
+TEST_CASE("the answers of exercise c are those of the plans", "[emulated]") {
   //! [answers]
   Problem p = problem(1, 2500, 128, DType::bf16);
   p.batch = 4, p.heads = p.kv_heads = 1;
@@ -222,9 +223,8 @@ TEST_CASE("exercise c has the answers that plans give", "[emulated]") {
   const plans::Plan uniform = plans::uniform_plan(p, lengths, 6, 1),
                     balanced = plans::balanced_plan(p, lengths, 6, 1);
   std::map<std::string, std::size_t> is{
-      {"tiles", tiles_of()},           {"chunk", uniform.budget - 1},
-      {"chunks", uniform.work.size()}, {"longest", uniform.budget},
-      {"budget", balanced.budget},     {"pieces", balanced.work.size()},
+      {"tiles", tiles_of()},       {"chunk", uniform.budget - 1}, {"chunks", uniform.work.size()},
+      {"longest", uniform.budget}, {"budget", balanced.budget},   {"pieces", balanced.work.size()},
       {"parts", balanced.parts}};
   for (const int planned = tiles_of(); tiles_of() == planned; ++is["step"])
     for (int64_t& n : lengths) ++n;

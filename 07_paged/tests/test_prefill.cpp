@@ -25,8 +25,8 @@ Problem pages_of(int64_t page, std::size_t n) {
   return p;
 }
 
-// Queries and keys of sequences: prompts, chunks behind a cache, one token among them, more queries
-// than keys, nothing.
+// Queries and keys per sequence: prompts, chunks after cached tokens, single tokens, more queries
+// than keys, none.
 using Lengths = std::vector<std::pair<int64_t, int64_t>>;
 const std::vector<Lengths> kBatches{
     {{1, 1}, {64, 64}, {17, 300}},
@@ -39,7 +39,7 @@ const std::vector<Lengths> kBatches{
 void ragged(Backend backend, const std::vector<Lengths>& batches) {
   Counts ran;
   std::size_t n = 0;
-  int problems = 0, in_boxes = 0;  // of TMA, which has 8 rows of a page at least
+  int problems = 0, in_boxes = 0;  // TMA boxes: at least 8 rows of a page
   for (const Lengths& lengths : batches)
     for (const int64_t page : kPageSizes)
       for (int mask = 0; mask < 3; ++mask, ++n) {
@@ -61,8 +61,8 @@ void ragged(Backend backend, const std::vector<Lengths>& batches) {
 
 bool is_in_boxes(const Step& step, int) { return step.name == "v15_prefill_tma"; }
 
-// Tiles of v15_prefill_tma that end in every way: boxes of 8 to 128 rows, the end before, at and
-// behind a page's; chunks, more queries than keys, sequences without either.
+// Tiles of v15_prefill_tma with every kind of end: boxes of 8 to 128 rows; the end before, at and
+// past a page end; chunks, more queries than keys, sequences without queries or keys.
 void boxes(Backend backend) {
   Counts ran;
   int problems = 0;
@@ -86,19 +86,19 @@ void boxes(Backend backend) {
 
 }  // namespace
 
-TEST_CASE("prompts and chunks of them see their pages", "[emulated]") {
+TEST_CASE("prompts and chunks attend to their pages", "[emulated]") {
   ragged(Backend::emulated, kBatches);
 }
-TEST_CASE("prompts and chunks of them see their pages on the GPU", "[gpu]") {
+TEST_CASE("prompts and chunks attend to their pages on the GPU", "[gpu]") {
   std::vector<Lengths> batches = kBatches;
   batches.push_back({{4096, 4096}, {1, 32789}, {512, 20000}});
   ragged(Backend::gpu, batches);
 }
 
-TEST_CASE("a tile may end anywhere in a box", "[emulated]") { boxes(Backend::emulated); }
-TEST_CASE("a tile may end anywhere in a box on the GPU", "[gpu]") { boxes(Backend::gpu); }
+TEST_CASE("a tile may end anywhere in a TMA box", "[emulated]") { boxes(Backend::emulated); }
+TEST_CASE("a tile may end anywhere in a TMA box on the GPU", "[gpu]") { boxes(Backend::gpu); }
 
-TEST_CASE("pages of any size that has boxes give the same bits", "[emulated]") {
+TEST_CASE("page sizes that are multiples of 8 give bitwise equal results", "[emulated]") {
   for (const Step& step : chapter().steps) {
     if (!is_in_boxes(step, 0)) continue;
     HostTensors first_in, first_out;
@@ -110,7 +110,7 @@ TEST_CASE("pages of any size that has boxes give the same bits", "[emulated]") {
       HostTensors in = draw(paged_prefill(), p).tensors;
       if (page == 8) first_in = in;
       in.at("q") = first_in.at("q");
-      for (const char* name : {"k", "v"}) {  // the numbers of a key go with it to its new place
+      for (const char* name : {"k", "v"}) {  // moves a key with its values to its new slot
         HostTensor& t = in.at(name);
         const int64_t d = p.head_dim;
         for (int64_t b = 0; b < p.batch; ++b)
@@ -130,7 +130,7 @@ TEST_CASE("pages of any size that has boxes give the same bits", "[emulated]") {
   }
 }
 
-TEST_CASE("a page that is no whole boxes is refused", "[emulated]") {
+TEST_CASE("a page size that is not a multiple of 8 is refused", "[emulated]") {
   for (const Step& step : chapter().steps)
     if (is_in_boxes(step, 0))
       for (const int64_t page : {1, 5, 12}) {
@@ -142,8 +142,8 @@ TEST_CASE("a page that is no whole boxes is refused", "[emulated]") {
 }
 
 namespace {
-// The bytes that nobody can avoid are those of tokens in use, whatever room the pool has.
-TEST_CASE("prefill counts the tokens in use, what is shared once", "[emulated]") {
+// Compulsory bytes are those of valid tokens, whatever the pool's size.
+TEST_CASE("the prefill cost counts valid tokens and shared ones once", "[emulated]") {
   Problem p = pages_of(16, 0);
   p.varlen_q = {70, 3}, p.varlen_k = {200, 100};
   p.finish();
@@ -154,13 +154,13 @@ TEST_CASE("prefill counts the tokens in use, what is shared once", "[emulated]")
   CHECK(paged_prefill().compulsory_bytes(p) == all + 2 * 300 * token);
   p.own["num_pages"] = {1000};
   CHECK(paged_prefill().compulsory_bytes(p) == all + 2 * 300 * token);
-  p.own["shared_prefix"] = {100, 2};  // of whole pages: 96 tokens
+  p.own["shared_prefix"] = {100, 2};  // whole pages: 96 tokens
   CHECK(paged_prefill().compulsory_bytes(p) == all + 2 * (300 - 96) * token);
-  p.inputs = InputKind::files;  // the table is not known yet
+  p.inputs = InputKind::files;  // the page table is not known yet
   CHECK(paged_prefill().compulsory_bytes(p) == all + 2 * 300 * token);
 }
 
-// Trees of several sizes behind caches of several lengths, in blocks that begin anywhere in them.
+// Trees of several sizes after caches of several lengths, at any offset in a key block.
 void trees(Backend backend) {
   Counts ran;
   int problems = 0;
@@ -190,10 +190,10 @@ void trees(Backend backend) {
   CHECK(ran.of == std::map<std::string, int>{{"v9_tree_mask", problems + 1}});
 }
 }  // namespace
-TEST_CASE("a token of a tree sees its ancestors", "[emulated]") { trees(Backend::emulated); }
-TEST_CASE("a token of a tree sees its ancestors on the GPU", "[gpu]") { trees(Backend::gpu); }
+TEST_CASE("a token of a tree attends to its ancestors", "[emulated]") { trees(Backend::emulated); }
+TEST_CASE("a token of a tree attends to its ancestors on the GPU", "[gpu]") { trees(Backend::gpu); }
 
-// A chain is a tree, too: it gives the bits of a causal mask.
+// A chain is bitwise equal to a causal mask.
 TEST_CASE("a tree that is a chain is causal", "[emulated]") {
   for (const Step& step : chapter().steps) {
     if (!takes(step, "tree")) continue;
@@ -217,7 +217,7 @@ TEST_CASE("a tree that is a chain is causal", "[emulated]") {
   }
 }
 
-TEST_CASE("a tree that is not behind its cache is refused", "[emulated]") {
+TEST_CASE("a tree that does not follow its cache is refused", "[emulated]") {
   Problem p = pages_of(16, 0);
   p.varlen_q = {70, 3}, p.varlen_k = {200, 2}, p.own["tree"] = {1};
   p.finish();
@@ -235,8 +235,8 @@ TEST_CASE("prefill of equal lengths", "[emulated]") {
   }
 }
 
-// A prompt in one piece and in chunks gives the same bits, where chunks begin with tiles.
-TEST_CASE("chunked prefill gives the bits of a whole prompt", "[emulated]") {
+// A prompt in one piece and in chunks is bitwise equal if chunks start at tile boundaries.
+TEST_CASE("chunked prefill is bitwise equal to a whole prompt", "[emulated]") {
   for (const Step& step : chapter().steps) {
     if (step.operation != &paged_prefill()) continue;
     Problem whole = pages_of(16, 0);
@@ -274,8 +274,8 @@ TEST_CASE("chunked prefill gives the bits of a whole prompt", "[emulated]") {
 }
 
 namespace {
-// What is captured once is right each time: with other numbers in other pages, and with the
-// counters that the launch before has left.
+// A captured launch is correct with other values in other pages, and with the counters that the
+// previous launch left.
 void prefill_again(Backend backend) {
   for (const Step& step : chapter().steps) {
     if (step.operation != &paged_prefill()) continue;
@@ -304,10 +304,10 @@ void prefill_again(Backend backend) {
   }
 }
 }  // namespace
-TEST_CASE("prefill is right again with other pages", "[emulated]") {
+TEST_CASE("replayed prefill is correct with other pages", "[emulated]") {
   prefill_again(Backend::emulated);
 }
-TEST_CASE("prefill is right again with other pages on the GPU", "[gpu]") {
+TEST_CASE("replayed prefill is correct with other pages on the GPU", "[gpu]") {
   prefill_again(Backend::gpu);
 }
 

@@ -43,14 +43,15 @@ Region read_region(const fs::path& file, const std::string& name, const std::str
   return region;
 }
 
-// Removes the common indentation of a block of lines.
+// Removes the common indentation of a block of lines. #pragma lines are at column 0 and do not count.
 void outdent(Lines& lines) {
   std::size_t indent = std::string::npos;
   for (const std::string& line : lines)
-    if (const auto first = line.find_first_not_of(" +-"); first != line.npos)
+    if (const auto first = line.find_first_not_of(' '); first != line.npos && line[first] != '#')
       indent = std::min(indent, first);
   if (indent == std::string::npos) return;
-  for (std::string& line : lines) line.erase(0, std::min(indent, line.size()));
+  for (std::string& line : lines)
+    line.erase(0, std::min(indent, std::min(line.find_first_not_of(' '), line.size())));
 }
 
 std::string link(const std::string& file, int first, int last) {

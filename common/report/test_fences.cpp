@@ -17,9 +17,13 @@ struct Folder {
   fs::path path = fs::temp_directory_path() / "attn_fences";
   Folder() {
     fs::create_directories(path);
-    write("a.cu", "int x;\n  //! [one]\n  int a;\n  //! [inner]\n    int b;\n  //! [inner]\n"
-                  "  int c;\n  //! [one]\n");
+    write("a.cu",
+          "int x;\n  //! [one]\n  int a;\n  //! [inner]\n    int b;\n  //! [inner]\n"
+          "  int c;\n  //! [one]\n");
     write("b.cu", "//! [one]\n  int a;\n    int new_b;\n  int c;\n//! [one]\n");
+    write("loop.cu",
+          "//! [loop]\n#pragma unroll\n    for (;;) {\n#pragma unroll\n      a();\n    }\n"
+          "//! [loop]\n");
     std::string many = "//! [many]\n";
     for (int n = 1; n <= 20; ++n) many += "line" + std::to_string(n) + ";\n";
     write("many.cu", many + "//! [many]\n");
@@ -49,6 +53,8 @@ TEST_CASE("a fence has the lines of its region, moved to the left, and a link to
         "  int b;\nint c;\n```\n<!-- end code -->\nrest\n");
   CHECK(f.fill("code: many.cu many 3-4").find("(many.cu#L4-L5)\n\n```cpp\nline3;\nline4;\n```\n") !=
         std::string::npos);
+  const std::string loop = "#pragma unroll\nfor (;;) {\n#pragma unroll\n  a();\n}\n";
+  CHECK(f.fill("code: loop.cu loop").find(loop) != std::string::npos);
   // Filling it again changes nothing.
   const std::string once = f.fill("code: a.cu one");
   CHECK(fill_fences(once, f.path / "page.md") == once);
