@@ -43,7 +43,7 @@ Region read_region(const fs::path& file, const std::string& name, const std::str
   return region;
 }
 
-// Removes the common indentation of a block of lines. #pragma lines are at column 0 and do not count.
+// Removes the common indentation of a block of lines. #pragma lines at column 0 do not count.
 void outdent(Lines& lines) {
   std::size_t indent = std::string::npos;
   for (const std::string& line : lines)
