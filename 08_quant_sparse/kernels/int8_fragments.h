@@ -37,6 +37,7 @@ __device__ __forceinline__ void to_floats(float (&s)[kTiles][4], const int (&s_a
 constexpr float kScoreBias = 0x1.8p23f;
 constexpr int kLargestScore = 127 * 127 * 256;
 static_assert(kScoreBias - kLargestScore > 0x1p23f && kScoreBias + kLargestScore < 0x1p24f);
+static_assert(kMaskedScore<int> < -kLargestScore, "a masked score is below all others");
 // Clears the last bits of a scale, so that kScoreBias times it is exact, and so is the sum of that
 // and an integer. The bias is as large as 2^24 scores; a rounding error of its last bit would be
 // one unit of S. NaN stays NaN.
