@@ -68,7 +68,6 @@ __global__ void __launch_bounds__(Config::kThreads)
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
-  const PagedParams<Element> params(args);
   const Problem& p = args.problem;
   const int64_t rows = p.batch * p.seqlen_q * p.kv_heads;
   args.phase("append");
@@ -76,7 +75,7 @@ Status launch(const Arguments& args) {
       append_kernel<Element, Config>,
       dim3(static_cast<unsigned>(ceil_div(rows * Config::kLanes, Config::kThreads))),
       dim3(Config::kThreads), 0, args.stream, args.in<Element>("k_new"), args.in<Element>("v_new"),
-      args.in_or_null<float>("cos_sin"), params.page_table, params.seqused_k,
+      args.in_or_null<float>("cos_sin"), args.in<int>("page_table"), args.in<int>("seqused_k"),
       args.out<Element>("k"), args.out<Element>("v"), shape_of(p), static_cast<unsigned>(rows),
       static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
 }
