@@ -138,9 +138,10 @@ std::string climb_svg(const std::vector<ResultFile>& files, const std::vector<Cl
       kHeight - 1);
   add("<text class=\"t\" x=\"24\" y=\"32\">Every {} step on one problem: TFLOP/s, {}</text>",
       escaped(files[0].operation), escaped(files[0].gpu));
-  add("<text class=\"s\" x=\"24\" y=\"54\">{}; logarithmic axis; dashed: libraries, in a run of "
-      "their own</text>",
+  add("<text class=\"s\" x=\"24\" y=\"52\">{}; logarithmic axis</text>",
       escaped(problem_text(files[0])));
+  add("<text class=\"s\" x=\"24\" y=\"69\">dashed: libraries, measured in a run of their "
+      "own</text>");
   for (double e = low; e <= high; ++e) {
     const double rate = std::pow(10, e);
     add("<line class=\"grid\" x1=\"{1}\" y1=\"{0:.1f}\" x2=\"{2}\" y2=\"{0:.1f}\"/>", py(rate),

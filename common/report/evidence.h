@@ -56,9 +56,9 @@ std::vector<std::string> edited_evidence(const std::filesystem::path& folder);
 /// lacks. Empty if everything is current.
 std::vector<std::string> stale_evidence(const std::filesystem::path& folder, CodeKeys&);
 
-/// A sentence below a table about the state of its documents; empty if the folder has no
-/// parts.jsonl, or is not inside a project. `table`: its text; if it names steps, only those count.
-/// `keys` defaults to those of the project that contains the folder.
+/// Sentences below a table: what changed since its documents were measured. Empty if the folder has
+/// no parts.jsonl, or is not inside a project. `table`: its text; if it names steps, only those
+/// count. `keys` defaults to those of the project that contains the folder.
 std::string state_of(const std::filesystem::path& folder, const std::vector<std::string>& documents,
                      const std::string& table = "", CodeKeys* keys = nullptr);
 

@@ -24,7 +24,7 @@ struct State {
   bool launch_changed = false, launch_unknown = false;
   bool method_changed = false, method_unknown = false;
   std::set<int> methods;  // timing method numbers
-  bool ours = false;  // measured by our scripts
+  bool ours = false;      // measured by our scripts
 
   bool older_method() const {
     return std::ranges::any_of(methods, [](int n) { return n != kTimingMethod; });
@@ -102,7 +102,51 @@ struct State {
     return fmt::format("{}", fmt::join(all, "; "));
   }
 
+  // The same as sentences for readers of a page: "Measured before the latest change to the kernels
+  // of 10 of 16 steps and to the launch code."
+  std::string sentences() const {
+    std::vector<std::string> changed, unknown;
+    if (!kernels.empty() && kernels == measured && kernels.size() > 2)
+      changed.push_back("to the kernels of all steps");
+    else if (kernels.size() > 3)
+      changed.push_back(
+          fmt::format("to the kernels of {} of {} steps", kernels.size(), measured.size()));
+    else if (!kernels.empty())
+      changed.push_back("to " + list_of({kernels.begin(), kernels.end()}));
+    if (launch_changed) changed.push_back("to the launch code");
+    if (method_changed) changed.push_back("to the way of measuring");
+    if (launch_unknown && !launch_changed) unknown.push_back("the launch code");
+    if (method_unknown && !method_changed) unknown.push_back("the way of measuring");
+    std::string text = measured.empty() ? "Computed without a launch" : "Measured";
+    if (!changed.empty())
+      text += " before the latest change " + list_of(changed);
+    else if (!measured.empty())
+      text += ours && unknown.empty() ? " on the present code" : " on the present kernels";
+    if (!unknown.empty())
+      text += fmt::format("; whether {} {} changed since is not recorded", list_of(unknown),
+                          unknown.size() == 1 ? "has" : "have");
+    text += ".";
+    if (older_method()) {
+      const int oldest = *methods.begin();
+      text += fmt::format(" {} include {} (timing method {}: docs/results_schema.md).",
+                          methods.size() == 1 ? "Step times" : "Some step times",
+                          oldest == 1 ? "the host's time to launch"
+                          : oldest == 2
+                              ? "timing events before and between kernels, up to 1.6 \u00b5s each"
+                              : "timing events between kernels, up to 1.6 \u00b5s each",
+                          oldest);
+    }
+    return text;
+  }
+
  private:
+  // "a", "a and b", "a, b and c".
+  static std::string list_of(const std::vector<std::string>& all) {
+    std::string text;
+    for (std::size_t n = 0; n < all.size(); ++n)
+      text += (n == 0 ? "" : n + 1 == all.size() ? " and " : ", ") + all[n];
+    return text;
+  }
   static std::string code_text(const std::string& step) { return report::code(step); }
   // Whether it contains a time measured by us.
   static bool measured_time(const json& line) {
@@ -248,7 +292,7 @@ std::string state_of(const fs::path& folder, const std::vector<std::string>& doc
       }
   }
   for (const std::string& name : documents)
-    if (!found.contains(name)) return fmt::format("State: {} is no evidence.", name);
+    if (!found.contains(name)) return fmt::format("No stored measurement is called {}.", name);
   const auto named = [&](const std::string& step) { return table.find(code(step)) != table.npos; };
   std::vector<json> parsed;
   bool names_steps = false;
@@ -261,21 +305,7 @@ std::string state_of(const fs::path& folder, const std::vector<std::string>& doc
   for (std::size_t n = 0; n < lines.size(); ++n)
     state.add(*keys, lines[n].first, lines[n].second.name, parsed[n],
               names_steps ? named : std::function<bool(const std::string&)>());
-  std::string text = state.text();
-  if (state.measured.empty()) {
-    text = "computed; nothing was launched" + (text.empty() ? "" : "; " + text);
-  } else if (text.empty()) {
-    text = state.ours ? "measured on the code as it is" : "measured on the kernels as they are";
-  }
-  if (!state.methods.empty())
-    text = fmt::format("timing method{} {}{}; {}", state.methods.size() == 1 ? "" : "s",
-                       fmt::join(state.methods, " and "),
-                       state.methods.contains(1)   ? " (1 counts the host's time to launch)"
-                       : state.methods.contains(2) ? " (2 has one more event before the kernel)"
-                       : state.methods.contains(3) ? " (3 has events between phases in the time)"
-                                                   : "",
-                       text);
-  return fmt::format("State: {}.", text);
+  return state.sentences();
 }
 
 std::string state_table(const fs::path& folder, CodeKeys* keys) {

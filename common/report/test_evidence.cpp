@@ -441,36 +441,35 @@ TEST_CASE("what others measured has checksum and kernel keys, and no launch of o
   };
   others(R"({"rows": [{"us": {"fa3": 2, "v1_one": 1}}]})");
   CHECK(p.wrong() == "");
-  CHECK(p.state(name) == "State: measured on the kernels as they are.");
+  CHECK(p.state(name) == "Measured on the present kernels.");
   p.write("01_first/v1_one.cu", with(kKernel, "n < 4", "n < 5"));
-  CHECK(p.state(name) == "State: `v1_one` has changed since.");
+  CHECK(p.state(name) == "Measured before the latest change to `v1_one`.");
   CHECK(has(p.stale(), "others 01_first: 1 of 1 lines stale: `v1_one` has changed since\n"));
 }
 
 TEST_CASE("a state says which key differs", "[evidence]") {
   Project p;
   const std::string n64 = "01_first.n64";
-  CHECK(p.state(n64) == "State: timing method 4; measured on the code as it is.");
+  CHECK(p.state(n64) == "Measured on the present code.");
   p.write("01_first/v1_one.cu", with(kKernel, "// who I am", "// another comment"));
-  CHECK(p.state(n64) == "State: timing method 4; measured on the code as it is.");
+  CHECK(p.state(n64) == "Measured on the present code.");
   p.write("01_first/v1_one.cu", with(kKernel, "n < 4", "n < 5"));
-  CHECK(p.state(n64) == "State: timing method 4; `v1_one` has changed since.");
-  CHECK(p.state(n64, "| `v2_two` | 2 |") ==
-        "State: timing method 4; measured on the code as it is.");
+  CHECK(p.state(n64) == "Measured before the latest change to `v1_one`.");
+  CHECK(p.state(n64, "| `v2_two` | 2 |") == "Measured on the present code.");
   CHECK(p.stale() ==
         "tests 01_first: 1 of 1 lines stale: `v1_one` has changed since\n"
         "times 01_first: 1 of 3 lines stale: `v1_one` has changed since\n");
   p.write("01_first/v1_one.cu", kKernel);
   p.write("01_first/chapter.cpp", with(Project::kTable, "bytes + 4", "bytes + 8"));
-  CHECK(p.state(n64) == "State: timing method 4; launch code has changed since.");
+  CHECK(p.state(n64) == "Measured before the latest change to the launch code.");
   p.write("01_first/chapter.cpp", Project::kTable);
   p.write("common/device/spin.cu", "void spin() { spin(); }\n");
-  CHECK(p.state(n64) == "State: timing method 4; the way of measuring has changed since.");
+  CHECK(p.state(n64) == "Measured before the latest change to the way of measuring.");
   CHECK(has(p.stale(), "times 01_first: 2 of 3 lines stale: the way of measuring"));
   CHECK_FALSE(has(p.stale(), "tests 01_first"));
   p.write("common/device/spin.cu", "void spin() {}\n");
   CHECK(p.stale() == "");
-  CHECK(p.state("01_first.n65") == "State: 01_first.n65 is no evidence.");
+  CHECK(p.state("01_first.n65") == "No stored measurement is called 01_first.n65.");
   // A key that was not recorded is unknown, and stale.
   std::vector<EvidenceLine> lines = read_lines(p.reports / "01_first.forward.jsonl");
   for (EvidenceLine& line : lines) {
@@ -479,7 +478,9 @@ TEST_CASE("a state says which key differs", "[evidence]") {
     line = make_line(line.name, j);
   }
   write_lines(p.reports / "01_first.forward.jsonl", lines);
-  CHECK(p.state(n64) == "State: timing method 4; launch code unknown.");
+  CHECK(p.state(n64) ==
+        "Measured on the present kernels; whether the launch code has changed since is not "
+        "recorded.");
   CHECK(has(p.stale(), "times 01_first: 2 of 3 lines stale: launch code unknown"));
 }
 
@@ -490,11 +491,12 @@ TEST_CASE("a state says every step where all kernels changed, and older methods"
   CodeKeys code(p.root);
   record(p.reports, code, {"times", "01_first"}, "01_first.n64", p.root / "result.json", {}, {});
   CHECK(p.state("01_first.n64") ==
-        "State: timing method 2 (2 has one more event before the kernel); measured on the code as "
-        "it is.");
+        "Measured on the present code. Step times include timing events before and between "
+        "kernels, up to 1.6 µs each (timing method 2: docs/results_schema.md).");
   CHECK(has(p.stale(), "times 01_first: 3 of 3 lines stale: timing method 2\n"));
   p.write("common/attn/kernel.h", "constexpr int kWarp = 64;\n");
-  CHECK(has(p.state("01_first.n64"), "; kernels of every step have changed since."));
+  CHECK(has(p.state("01_first.n64"),
+            "Measured before the latest change to the kernels of all steps. Step times"));
 }
 
 TEST_CASE("of a kernel's parameter what the kernel reads counts", "[evidence]") {

@@ -22,7 +22,7 @@ for ((n = 1; n <= tables; ++n)); do
   awk -v wanted="$n" '
     /^<!-- table: / { ++table }
     { line[NR] = $0 }
-    table == wanted && !ended && /[0-9]/ && !/^<!--/ && !/State:/ { last = NR }
+    table == wanted && !ended && /[0-9]/ && !/^<!--/ && !/(Measured|Computed) .*\.$/ { last = NR }
     table == wanted && /^<!-- end table/ { ended = 1 }
     END {
       for (i = 1; i <= NR; ++i) {
