@@ -316,7 +316,7 @@ std::string chapters_table(const fs::path& folder, const Words& specs) {
     grid.add("sentence", "what it teaches", spec.sentence);
     grid.add("problem", "one problem", problem_text(j.at("problem")));
     for (const auto& [column, step] :
-         {std::pair("first step", spec.first), {"last step", spec.last}}) {
+         {std::pair("an early step", spec.first), {"a late step", spec.last}}) {
       std::optional<double> seconds;
       for (const json& s : j.at("steps"))
         if (name_of(s) == step) seconds = seconds_of(s, "");
@@ -326,7 +326,8 @@ std::string chapters_table(const fs::path& folder, const Words& specs) {
       grid.add(column, column, fmt::format("{}: {} ms", code(step), milliseconds(*seconds)));
     }
   }
-  return fmt::format("Medians on an {}.\n\n{}", device, grid.markdown());
+  return fmt::format("Medians on an {}; not every step of a chapter was timed on its problem.\n\n{}",
+                     device, grid.markdown());
 }
 
 // One row per length, one column per step of a chapter.

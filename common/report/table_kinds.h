@@ -17,7 +17,7 @@ std::string lengths_table(const std::filesystem::path& folder, Words names);
 std::string problems_table(const std::filesystem::path& folder, const Words& names);
 std::string accuracy_table(const std::filesystem::path& folder, const Words& names);
 /// Words like "01_naive|Paper|A_sentence=DOCUMENT:FIRST:LAST", underscores for blanks: a row per
-/// chapter with the times of its first and its last step on one problem.
+/// chapter with the times of an early and a late step on one problem.
 std::string chapters_table(const std::filesystem::path& folder, const Words& specs);
 /// The names of their documents, without duplicates.
 Words chapter_files(const Words& specs);

@@ -23,7 +23,7 @@
 /// | headline | LABEL=FILE:STEP:PEER,PEER ... | a step and peer: mean, least, most, problems |
 /// | counters | a chapter | a kernel of a step: its ncu counters |
 /// | traffic | a result file, its chapter, STEP,STEP | a step: bytes of L2 and HBM |
-/// | chapters | see chapters_table | a chapter: times of its first and its last step |
+/// | chapters | see chapters_table | a chapter: times of an early and a late step |
 /// | diff | two exports, maybe a kernel | a counter that changed by more than 1 % |
 /// | state | all | a chapter and part: whether its files match the current kernels |
 ///
