@@ -83,12 +83,12 @@ double read_seconds(double bytes, const Roofs& roofs) {
 }
 
 std::string_view above_roof(std::string_view binding) {
-  if (binding == "HBM") return "the cache: part of what the model takes from HBM was in L2";
+  if (binding == "HBM") return "some of the bytes that the model counts as HBM traffic were in L2";
   if (binding == "L2")
-    return "the cache: part of what the model takes from L2 was in L1 or shared memory";
+    return "some of the bytes that the model counts as L2 traffic were in L1 or shared memory";
   if (binding == "tensor")
-    return "the clock: the roof is a cuBLAS product, which may have run at a lower one";
-  return "the clock: the roof may have been measured at a lower one";
+    return "the roof is the rate of a cuBLAS product, whose clock may have been lower";
+  return "the clock may have been lower when the roof was measured";
 }
 
 double modelled_bytes(const Cost& cost) {

@@ -57,7 +57,7 @@ std::string share_of_copy(const json& step, const json& roofs) {
   return copy > 0 ? fmt::format("{:.1f}", 100 * bytes_per_s(step) / copy) : "n/a";
 }
 
-// Adds "\nAbove 100 % of the tensor roof: the clock: ..." for each roof that a share exceeds.
+// Adds "\nAbove 100 % of the tensor roof: ..." for each roof that a share exceeds.
 class AboveRoof {
  public:
   void add(double share, const std::string& binding) {
