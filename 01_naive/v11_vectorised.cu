@@ -77,8 +77,9 @@ __device__ __forceinline__ void store4(Element* to, float a, float b, float c, f
 }
 
 // C[rows, columns] = A[rows, depth] * op(B), one kBlockM x kBlockN tile of C per block. op(B) is
-// the transpose of B[columns, depth] (scores), or B[depth, columns] itself (output). `depth_a` is
-// `depth_b` rounded up to 8: rows of A are zero-padded to that length in memory.
+// the transpose of B[columns, depth] (scores), or B[depth, columns] itself (output). `columns_b`
+// columns of op(B) exist, and `columns_c` of C are stored: rows of S are padded with zeros to a
+// multiple of 8. `depth_a` is `depth_b` rounded up to 8: rows of A are zero-padded in memory.
 //! [gemm]
 template <bool kTransposeB, int kBlockN, class Element, class C>
 __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB, int64_t stride_b,

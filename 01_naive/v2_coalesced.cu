@@ -6,7 +6,8 @@
 // why       Coalesced accesses fetch 4 sectors per request instead of 32, and use all their bytes.
 // expect    Stores of S: 32 to 4 sectors per request. Loads of V and stores of O: 4, or 2 in 16
 //           bits. Loads of Q and P are one address per warp. Two strided patterns remain: the
-//           softmax (v3_warp_softmax), and K, of which the lanes read 32 rows (v4_tiled).
+//           softmax (v3_warp_softmax), and the loads of K, where the 32 lanes read 32 different
+//           rows (v4_tiled).
 // supports  as v1_global
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"

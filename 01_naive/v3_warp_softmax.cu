@@ -75,7 +75,8 @@ __global__ void __launch_bounds__(32)
   for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
   // Fully masked row: P = 0, O = 0, lse = -inf.
   const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
-  for (int j = (begin + lane_id) % 32; j < shape.seqlen_k; j += 32) {  // same keys per lane
+  // Each lane visits the keys that it stored in sRow: no barrier.
+  for (int j = (begin + lane_id) % 32; j < shape.seqlen_k; j += 32) {
     const bool visible = begin <= j && j < end;
     p[j] = visible ? __expf(s_again[j] * shape.softmax_scale - row_max) * inverse_sum : 0;
   }

@@ -51,8 +51,9 @@ __device__ void load_tile(float* tile, Index index, const Element* matrix, int64
 }
 
 // C[rows, columns] = A[rows, depth] * op(B), one kBlockM x kBlockN tile of C per block. op(B) is
-// the transpose of B[columns, depth] (scores), or B[depth, columns] itself (output). `depth_a` is
-// `depth_b` rounded up to 8: rows of A are zero-padded to that length in memory.
+// the transpose of B[columns, depth] (scores), or B[depth, columns] itself (output). `columns_b`
+// columns of op(B) exist, and `columns_c` of C are stored: rows of S are padded with zeros to a
+// multiple of 8. `depth_a` is `depth_b` rounded up to 8: rows of A are zero-padded in memory.
 //! [gemm]
 template <bool kTransposeB, class Element, class C>
 __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB, int64_t stride_b,
@@ -151,7 +152,8 @@ __global__ void __launch_bounds__(32)
   for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
   // Fully masked row: P = 0, O = 0, lse = -inf.
   const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
-  for (int j = (begin + lane_id) % 32; j < row_stride; j += 32) {  // same keys per lane
+  // Each lane visits the keys that it stored in sRow: no barrier.
+  for (int j = (begin + lane_id) % 32; j < row_stride; j += 32) {
     const bool visible = begin <= j && j < end;
     const float e = visible ? __expf(s_again[j] * shape.softmax_scale - row_max) : 0;
     p[j] = from_float<Element>(e * inverse_sum);

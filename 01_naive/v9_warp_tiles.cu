@@ -6,7 +6,8 @@
 // why       The idea of v5_register_tiles, for fragments: 8 MMAs use one fragment of A, and 2 use
 //           one fragment of B. The larger block tile halves the bytes from L2.
 // expect    Shared-memory loads per MMA and L2 bytes of the products fall by half. Copies and MMAs
-//           still alternate: stalls on the long scoreboard and on barriers.
+//           still alternate: warps wait for loads from global memory (stalls on the long
+//           scoreboard) and at barriers.
 // supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -76,8 +77,9 @@ __device__ __forceinline__ void store2(Element* to, float low, float high) {
 }
 
 // C[rows, columns] = A[rows, depth] * op(B), one kBlockM x kBlockN tile of C per block. op(B) is
-// the transpose of B[columns, depth] (scores), or B[depth, columns] itself (output). `depth_a` is
-// `depth_b` rounded up to 8: rows of A are zero-padded to that length in memory.
+// the transpose of B[columns, depth] (scores), or B[depth, columns] itself (output). `columns_b`
+// columns of op(B) exist, and `columns_c` of C are stored: rows of S are padded with zeros to a
+// multiple of 8. `depth_a` is `depth_b` rounded up to 8: rows of A are zero-padded in memory.
 //! [gemm]
 template <bool kTransposeB, int kBlockN, class Element, class C>
 __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB, int64_t stride_b,
@@ -193,7 +195,8 @@ __global__ void __launch_bounds__(32)
   for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
   // Fully masked row: P = 0, O = 0, lse = -inf.
   const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
-  for (int j = (begin + lane_id) % 32; j < row_stride; j += 32) {  // same keys per lane
+  // Each lane visits the keys that it stored in sRow: no barrier.
+  for (int j = (begin + lane_id) % 32; j < row_stride; j += 32) {
     const bool visible = begin <= j && j < end;
     const float e = visible ? __expf(s_again[j] * shape.softmax_scale - row_max) : 0;
     p[j] = from_float<Element>(e * inverse_sum);
