@@ -66,7 +66,7 @@ __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
 
 template <class Element>
 Status launch(const Arguments& args) {
-  const Problem& p = args.problem;
+  const Problem& p = args.problem;  // rows: batch * heads * seqlen_q, columns: seqlen_k
   args.phase("softmax");
   return launch_kernel(softmax_kernel<Element>, dim3(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q)),
                        dim3(Config::kThreads), sizeof(SharedStorage), args.stream, args.in<Element>("x"),

@@ -13,7 +13,7 @@
 
 namespace ATTN_BACKEND::v3_warp {
 using namespace attn;
-using namespace softmax_vectors;
+using namespace softmax_vectors;  // Vector, load, store, quotient: kernels/vectors.h
 
 struct Config {
   static constexpr int kThreads = 256, kWarps = kThreads / 32;
@@ -38,7 +38,7 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, partial)
 };
 
-// Merges the states of all threads: the lanes of each warp, then the warps.
+// Merges the states of the 32 lanes; all lanes get the result.
 //! [merge]
 __device__ SoftmaxState warp_merge(SoftmaxState value) {
   for (int distance = 16; distance > 0; distance /= 2)
@@ -46,6 +46,7 @@ __device__ SoftmaxState warp_merge(SoftmaxState value) {
   return value;
 }
 //! [merge]
+// Merges the states of all threads: the lanes of each warp, then the warps.
 __device__ SoftmaxState block_merge(SoftmaxState value, SoftmaxState* partial) {
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   value = warp_merge(value);
@@ -118,7 +119,7 @@ __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
 
 template <class Element>
 Status launch(const Arguments& args) {
-  const Problem& p = args.problem;
+  const Problem& p = args.problem;  // rows: batch * heads * seqlen_q, columns: seqlen_k
   args.phase("softmax");
   return launch_kernel(softmax_kernel<Element>, dim3(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q)),
                        dim3(Config::kThreads), sizeof(SharedStorage), args.stream, args.in<Element>("x"),

@@ -12,7 +12,7 @@
 
 namespace ATTN_BACKEND::v4_one_read {
 using namespace attn;
-using namespace softmax_vectors;
+using namespace softmax_vectors;  // Vector, load, store, quotient: kernels/vectors.h
 
 //! [maxsum]
 // Online softmax state of a set of scores: maximum m and sum l of exp(score - m).
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
 template <class Element, class Config>
 Status launch(const Arguments& args, int vectors) {
-  const Problem& p = args.problem;
+  const Problem& p = args.problem;  // rows: batch * heads * seqlen_q, columns: seqlen_k
   const int64_t rows = p.batch * p.heads * p.seqlen_q;
   const int beyond = vectors - Config::kGroup * Config::kVectors;  // vectors in shared memory
   const std::size_t shared = sizeof(SharedStorage<Config>) + (beyond > 0 ? std::size_t(beyond) * 16 : 0);

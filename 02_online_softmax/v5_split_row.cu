@@ -13,7 +13,7 @@
 
 namespace ATTN_BACKEND::v5_split_row {
 using namespace attn;
-using namespace softmax_vectors;
+using namespace softmax_vectors;  // Vector, load, store, quotient: kernels/vectors.h
 
 struct Config {
   static constexpr int kThreads = 256, kWarps = kThreads / 32;
@@ -40,12 +40,13 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, partial)
 };
 
-// Merges the states of all threads: the lanes of each warp, then the warps.
+// Merges the states of the 32 lanes; all lanes get the result.
 __device__ SoftmaxState warp_merge(SoftmaxState value) {
   for (int distance = 16; distance > 0; distance /= 2)
     value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
   return value;
 }
+// Merges the states of all threads: the lanes of each warp, then the warps.
 __device__ SoftmaxState block_merge(SoftmaxState value, SoftmaxState* partial) {
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   value = warp_merge(value);
@@ -150,7 +151,7 @@ __global__ void quotients_kernel(const Element* gX,       // [rows, cols]
 
 template <class Element>
 Status launch(const Arguments& args) {
-  const Problem& p = args.problem;
+  const Problem& p = args.problem;  // rows: batch * heads * seqlen_q, columns: seqlen_k
   constexpr int kSize = Vector<Element>::kSize;
   const int chunks = static_cast<int>(ceil_div(p.seqlen_k, int64_t{kSize} * Config::kChunk));
   const dim3 grid(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q * chunks));

@@ -15,7 +15,7 @@
 
 namespace ATTN_BACKEND::v6_softmax_topk {
 using namespace attn;
-using namespace softmax_vectors;
+using namespace softmax_vectors;  // Vector, load, store, quotient: kernels/vectors.h
 
 struct Config {
   static constexpr int kThreads = 256, kWarps = kThreads / 32;
@@ -42,7 +42,7 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, partial, best)
 };
 
-// Merges the states of all threads: the lanes of each warp, then the warps.
+// Merges the states of the 32 lanes; all lanes get the result.
 __device__ SoftmaxState warp_merge(SoftmaxState value) {
   for (int distance = 16; distance > 0; distance /= 2)
     value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
@@ -143,7 +143,7 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
 
 template <class Element>
 Status launch(const Arguments& args) {
-  const Problem& p = args.problem;
+  const Problem& p = args.problem;  // rows: batch * heads * seqlen_q, columns: seqlen_k
   args.phase("softmax");
   return launch_kernel(softmax_topk_kernel<Element>,
                        dim3(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q)), dim3(Config::kThreads),
