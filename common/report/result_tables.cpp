@@ -326,8 +326,9 @@ std::string chapters_table(const fs::path& folder, const Words& specs) {
       grid.add(column, column, fmt::format("{}: {} ms", code(step), milliseconds(*seconds)));
     }
   }
-  return fmt::format("Medians on an {}; not every step of a chapter was timed on its problem.\n\n{}",
-                     device, grid.markdown());
+  return fmt::format(
+      "Medians on an {}; not every step of a chapter was timed on its problem.\n\n{}", device,
+      grid.markdown());
 }
 
 // One row per length, one column per step of a chapter.
