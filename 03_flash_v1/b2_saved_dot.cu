@@ -70,6 +70,7 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
   float* sLse = sdS + block_m * (block_n + 1);  // [block_m]
   float* sD = sLse + block_m;                   // [block_m]: rowsum(dO . O)
   const int tid = threadIdx.x;
+  // k0, q0: first row of a head, in K and V and in Q; key0, row0: first of a tile, in its head.
   const int64_t bh_kv = blockIdx.x, k0 = bh_kv * shape.seqlen_k;
   const int group = shape.heads / shape.kv_heads;
   const int num_m_blocks = ceil_div(shape.seqlen_q, block_m);
@@ -177,6 +178,7 @@ Status launch(const Arguments& args) {
   const int64_t rows = p.batch * p.heads * p.seqlen_q;
   args.phase("dot");
   const dim3 dots(static_cast<unsigned>(ceil_div(rows, int64_t{8})));  // one warp per row
+  // nullptr and 0: no accumulator to zero, because the first visit of a row starts its dQ at 0.
   const Status status =
       launch_kernel(dot_kernel<Element>, dots, dim3(256), 0, args.stream, params.o, params.dout,
                     args.out<float>("dot"), nullptr, rows, static_cast<int>(p.head_dim), 0);

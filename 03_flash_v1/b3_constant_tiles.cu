@@ -13,7 +13,7 @@
 #include "kernels/backward_tiles.h"
 
 namespace ATTN_BACKEND::b3_constant_tiles {
-using namespace backward_tiles;
+using namespace backward_tiles;  // swizzled_offset, load_tile, kv_block_range, dot_kernel, ...
 
 template <int kHeadDim_>
 struct Config {
@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int tid = threadIdx.x;
+  // k0, q0: first row of a head, in K and V and in Q; key0, row0: first of a tile, in its head.
   const int64_t bh_kv = blockIdx.x, k0 = bh_kv * shape.seqlen_k;
   const int group = shape.heads / shape.kv_heads, causal_offset = shape.seqlen_k - shape.seqlen_q;
   const int num_m_blocks = ceil_div(shape.seqlen_q, kBlockM);
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       smem.sD[tid] = inside ? gD[q0 + row0 + tid] : 0;
     };
 
-    // (2) Load K_j, V_j.
+    // (2) Load K_j, V_j. D, phase (1), comes from dot_kernel.
     __syncthreads();  // all warps have read the previous K and V
     load_tile<kBlockN, Config>(smem.sK, gK + k0 * kHeadDim, key0, shape.seqlen_k);
     load_tile<kBlockN, Config>(smem.sV, gV + k0 * kHeadDim, key0, shape.seqlen_k);
@@ -123,8 +124,9 @@ __global__ void __launch_bounds__(Config::kThreads)
       // (5) dV += P^T dO, dK += dS^T Q
 #pragma unroll
       for (int i = 0; i < kElements; ++i) {
+        // kThreads is a multiple of kHeadDim, so all elements of a thread are in one column.
         const int key = (tid + i * Config::kThreads) / kHeadDim, col = tid % kHeadDim;
-#pragma unroll 1
+#pragma unroll 1  // not unrolled: with the loop around it, kElements * kBlockM copies
         for (int row = 0; row < kBlockM; ++row) {
           const int idx = swizzled_offset<kBlockN>(row, key);
           dv[i] += to_float(smem.sP[idx]) * to_float(smem.sdO[swizzled_offset<kHeadDim>(row, col)]);
@@ -134,7 +136,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 
       // (6) dQ += dS K: only this thread reads and writes these elements, on every visit
       //! [dq]
-      float* const accum = &gAccum->x;
+      float* const accum = &gAccum->x;  // single floats here; b5_tensor_core reads float4
       for (int i = tid; i < kBlockM * kHeadDim; i += Config::kThreads) {
         const int row = i / kHeadDim, col = i % kHeadDim;
         if (row0 + row >= shape.seqlen_q) continue;
@@ -170,6 +172,7 @@ Status launch(const Arguments& args) {
   const int64_t rows = p.batch * p.heads * p.seqlen_q;
   args.phase("dot");
   const dim3 dots(static_cast<unsigned>(ceil_div(rows, int64_t{8})));  // one warp per row
+  // nullptr and 0: no accumulator to zero, because the first visit of a row starts its dQ at 0.
   const Status status =
       launch_kernel(dot_kernel<Element>, dots, dim3(256), 0, args.stream, params.o, params.dout,
                     args.out<float>("dot"), nullptr, rows, static_cast<int>(p.head_dim), 0);

@@ -12,7 +12,7 @@
 #include "ptx/mma.h"
 
 namespace ATTN_BACKEND::b6_async {
-using namespace backward_tiles;
+using namespace backward_tiles;  // swizzled_offset, load_tile, kv_block_range, dot_kernel, ...
 
 template <int kHeadDim_>
 struct Config {
@@ -75,6 +75,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int grad_key = warp_id / 2 * Config::kGradKeys, grad_col = warp_id % 2 * Config::kGradCols;
   const int query_row = warp_id / Config::kWarpsN * Config::kQueryRows;
   const int query_col = warp_id % Config::kWarpsN * Config::kQueryCols;
+  // k0, q0: first row of a head, in K and V and in Q; key0, row0: first of a tile, in its head.
   const int64_t bh_kv = blockIdx.x, k0 = bh_kv * shape.seqlen_k;
   const int group = shape.heads / shape.kv_heads, causal_offset = shape.seqlen_k - shape.seqlen_q;
   const int num_m_blocks = ceil_div(shape.seqlen_q, kBlockM);
@@ -259,6 +260,7 @@ Status launch(const Arguments& args) {
   const int64_t rows = p.batch * p.heads * p.seqlen_q;
   args.phase("dot");
   const dim3 dots(static_cast<unsigned>(ceil_div(rows, int64_t{8})));  // one warp per row
+  // nullptr and 0: no accumulator to zero, because the first visit of a row starts its dQ at 0.
   const Status status =
       launch_kernel(dot_kernel<Element>, dots, dim3(256), 0, args.stream, params.o, params.dout,
                     args.out<float>("dot"), nullptr, rows, static_cast<int>(p.head_dim), 0);

@@ -18,7 +18,7 @@
 #include "ptx/reduce_add.h"
 
 namespace ATTN_BACKEND::b7_grid {
-using namespace backward_tiles;
+using namespace backward_tiles;  // swizzled_offset, load_tile, kv_block_range, dot_kernel, ...
 
 template <int kHeadDim_>
 struct Config {
@@ -80,6 +80,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int grad_key = warp_id / 2 * Config::kGradKeys, grad_col = warp_id % 2 * Config::kGradCols;
   const int query_row = warp_id / Config::kWarpsN * Config::kQueryRows;
   const int query_col = warp_id % Config::kWarpsN * Config::kQueryCols;
+  // k0, q0: first row of a head, in K and V and in Q; key0, row0: first of a tile, in its head.
   const int64_t bh_kv = blockIdx.x, k0 = bh_kv * shape.seqlen_k;
   const int group = shape.heads / shape.kv_heads, causal_offset = shape.seqlen_k - shape.seqlen_q;
   const int num_m_blocks = ceil_div(shape.seqlen_q, kBlockM);

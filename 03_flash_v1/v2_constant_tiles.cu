@@ -25,8 +25,8 @@ struct Config {
 };
 
 // XOR swizzle: offset of element (row, col) of a tile [rows, kHeadDim]. The 16-byte chunks of a row
-// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks. Rows of 4 chunks (d =
-// 32) share the 32 banks in pairs, so their permutation changes every second row.
+// are permuted so that the 8 rows that ldmatrix reads at once lie in disjoint banks. Rows of 4
+// chunks (d = 32) share the 32 banks in pairs, so their permutation changes every second row.
 //! [swizzle]
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
@@ -54,8 +54,9 @@ struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  float sP[Config::kBlockM][Config::kBlockN + 8];               // [kBlockM, kBlockN]: S, then P
-  float sOld[Config::kBlockM], sNew[Config::kBlockM];           // factors of the old O and of P V
+  // S, then P. 8 floats of padding: four consecutive rows start in different banks.
+  float sP[Config::kBlockM][Config::kBlockN + 8];      // [kBlockM, kBlockN]
+  float sOld[Config::kBlockM], sNew[Config::kBlockM];  // factors of the old O and of P V
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sP, sOld, sNew)
 };
 
@@ -152,6 +153,8 @@ __global__ void __launch_bounds__(Config::kThreads)
         const int row = tid / 4;
         float* const s = smem.sP[row];
         SoftmaxState old;
+        // One lane of the quad loads the old state: quad_max passes its maximum on, and only this
+        // lane uses its sum.
         if (!first && tid % 4 == 0 && row0 + row < shape.seqlen_q) old = gState[q0 + row0 + row];
         float max = old.max, sum = 0;
         for (int key = tid % 4; key < kBlockN; key += 4) max = fmaxf(max, s[key]);
@@ -175,7 +178,8 @@ __global__ void __launch_bounds__(Config::kThreads)
       }
       __syncthreads();  // P and the factors are visible
 
-      // (5) O = P V, (7) merged with the old O and stored.
+      // (5) O = P V, (7) merged with the old O and stored. (6), the exchange of partial O, comes
+      // with v4_split_keys.
       for (int i = tid; i < kBlockM * kHeadDim; i += Config::kThreads) {
         const int row = i / kHeadDim, col = i % kHeadDim;
         if (row0 + row >= shape.seqlen_q) continue;

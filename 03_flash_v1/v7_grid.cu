@@ -34,8 +34,8 @@ struct Config {
 };
 
 // XOR swizzle: offset of element (row, col) of a tile [rows, kHeadDim]. The 16-byte chunks of a row
-// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks. Rows of 4 chunks (d =
-// 32) share the 32 banks in pairs, so their permutation changes every second row.
+// are permuted so that the 8 rows that ldmatrix reads at once lie in disjoint banks. Rows of 4
+// chunks (d = 32) share the 32 banks in pairs, so their permutation changes every second row.
 //! [swizzle]
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {

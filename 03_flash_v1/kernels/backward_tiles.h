@@ -11,8 +11,9 @@ namespace ATTN_BACKEND::backward_tiles {
 using namespace attn;
 
 // XOR swizzle: offset of element (row, col) of a tile with rows of kWidth elements. The 16-byte
-// chunks of a row are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks. Rows of
-// 4 chunks share the 32 banks in pairs, so their permutation changes every second row.
+// chunks of a row are permuted so that the 8 rows that ldmatrix reads at once lie in disjoint
+// banks. Rows of 4 chunks share the 32 banks in pairs, so their permutation changes every second
+// row.
 //! [swizzle]
 template <int kWidth>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
