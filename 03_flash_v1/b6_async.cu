@@ -12,7 +12,7 @@
 #include "ptx/mma.h"
 
 namespace ATTN_BACKEND::b6_async {
-using namespace backward_tiles;  // swizzled_offset, load_tile, kv_block_range, dot_kernel, ...
+using namespace backward_tiles;  // swizzled_offset, kv_block_range, multiply, dot_kernel, ...
 
 template <int kHeadDim_>
 struct Config {

@@ -18,7 +18,7 @@
 #include "ptx/reduce_add.h"
 
 namespace ATTN_BACKEND::b7_grid {
-using namespace backward_tiles;  // swizzled_offset, load_tile, kv_block_range, dot_kernel, ...
+using namespace backward_tiles;  // swizzled_offset, kv_block_range, multiply, dot_kernel, ...
 
 template <int kHeadDim_>
 struct Config {
