@@ -20,6 +20,7 @@ namespace ATTN_BACKEND::b1_kv_parallel {
 using namespace backward_tiles;
 
 //! [config]
+// kRowSteps, kQueryRows, kFragments, kSwizzleChunks, ...: Tile, in kernels/backward_tiles.h.
 template <int kHeadDim>
 struct Config : Tile<kHeadDim, kHeadDim == 128 ? 64 : 128, 128, 8> {
   // Warp tiles, rows x columns: of S and dP (2 x 4 warps), of dV and dK (4 x 2 warps).
@@ -65,7 +66,7 @@ __device__ __forceinline__ void apply_mask(
 //! [mask]
 
 // (4) P = exp(scale S - lse), rounded, for dV. `lane_offset`: byte offset of this lane's first
-// element of P.
+// element of P. `sLse` is at this lane's first row.
 //! [recompute]
 template <class Element, class Config>
 __device__ __forceinline__ void probabilities(
@@ -88,7 +89,8 @@ __device__ __forceinline__ void probabilities(
       }
 }
 
-// dS = P (dP - D), rounded, for dK and dQ. `lane_offset`: as above.
+// dS = P (dP - D), rounded, for dK and dQ. `sDot`: D, at this lane's first row; `lane_offset`: as
+// above.
 template <class Element, class Config>
 __device__ __forceinline__ void score_gradients(
     const float (&dp)[Config::kScoreTiles][Config::kScoreKeys / 8][4], const float* sDot,
@@ -184,6 +186,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       2 * swizzled_offset<kBlockN>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
   const int ds_store =
       2 * (score_row * kBlockN + swizzled_offset<kBlockN>(quad_row, score_key + quad_col));
+  // First row and column of this warp's part of dQ.
   const int query_row = warp_id % Config::kQueryWarpsM * Config::kQueryRows;
   const int query_col = warp_id / Config::kQueryWarpsM * Config::kQueryCols;
   char* const sK = reinterpret_cast<char*>(smem.sK);

@@ -18,6 +18,7 @@ namespace ATTN_BACKEND::b2_transposed {
 using namespace backward_tiles;
 
 //! [config]
+// kRowSteps, kQueryRows, kFragments, kSwizzleChunks, ...: Tile, in kernels/backward_tiles.h.
 template <int kHeadDim>
 struct Config : Tile<kHeadDim, kHeadDim == 128 ? 64 : 128, 128, 8> {
   static constexpr int kWarpKeys = 16, kKeyTiles = kWarpKeys / 16;
@@ -58,7 +59,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config:
 }
 //! [mask]
 
-// (4) P^T = exp(scale S^T - lse), rounded: A operand of dV.
+// (4) P^T = exp(scale S^T - lse), rounded: A operand of dV. `sLse` is at this lane's first row.
 //! [recompute]
 template <class Element, class Config>
 __device__ __forceinline__ void probabilities(
@@ -79,8 +80,8 @@ __device__ __forceinline__ void probabilities(
       }
 }
 
-// dS^T = P^T (dP^T - D), rounded: A operand of dK, and stored for dQ. `lane_offset`: byte offset of
-// this lane's first element of dS^T.
+// dS^T = P^T (dP^T - D), rounded: A operand of dK, and stored for dQ. `sDot`: D, at this lane's
+// first row; `lane_offset`: byte offset of this lane's first element of dS^T.
 template <class Element, class Config>
 __device__ __forceinline__ void score_gradients(
     uint32_t (&operand)[Config::kKeyTiles][Config::kRowSteps][4],
@@ -175,6 +176,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int ds_load =
       2 * swizzled_offset<kBlockM>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
   const int ds_store = 2 * (warp_key * kBlockM + swizzled_offset<kBlockM>(quad_row, quad_col));
+  // First row and column of this warp's part of dQ.
   const int query_row = warp_id % Config::kQueryWarpsM * Config::kQueryRows;
   const int query_col = warp_id / Config::kQueryWarpsM * Config::kQueryCols;
   char* const sK = reinterpret_cast<char*>(smem.sK) + warp_key * Config::kRowBytes;

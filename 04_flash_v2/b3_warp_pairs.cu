@@ -19,12 +19,14 @@ namespace ATTN_BACKEND::b3_warp_pairs {
 using namespace backward_tiles;
 
 //! [config]
+// kRowSteps, kQueryRows, kFragments, kSwizzleChunks, ...: Tile, in kernels/backward_tiles.h.
 template <int kHeadDim>
 struct Config : Tile<kHeadDim, kHeadDim == 128 ? 64 : 128, 128, 8> {
   static constexpr int kWarpKeys = 32, kKeyTiles = kWarpKeys / 16;
   // pairs of warps that share their keys
   static constexpr int kNumPairs = Config::kBlockN / kWarpKeys;
   static constexpr int kStages = 2;  // stages of Q and dO: one tile ahead
+  // One named barrier per pair: a block has 16, and __syncthreads uses number 0.
   static_assert(2 * kNumPairs == Config::kNumWarps && kNumPairs <= 15, "a barrier a pair");
 };
 //! [config]
@@ -64,6 +66,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config:
 //! [mask]
 
 // (4) P^T = exp(scale S^T - lse), rounded: A operand of dV, and stored for the pair's other warp.
+// `sLse` is at this lane's first row.
 //! [recompute]
 template <class Element, class Config>
 __device__ __forceinline__ void probabilities(
@@ -87,8 +90,8 @@ __device__ __forceinline__ void probabilities(
     }
 }
 
-// dS^T = P^T (dP^T - D), rounded: A operand of dK, and stored for dQ. `lane_offset`: byte offset of
-// this lane's first element of dS^T.
+// dS^T = P^T (dP^T - D), rounded: A operand of dK, and stored for dQ. `sDot`: D, at this lane's
+// first row; `lane_offset`: byte offset of this lane's first element of dS^T.
 template <class Element, class Config>
 __device__ __forceinline__ void score_gradients(
     uint32_t (&operand)[Config::kKeyTiles][Config::kRowSteps][4],
@@ -189,6 +192,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       2 * swizzled_offset<kBlockM>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
   const int ds_store = 2 * (warp_key * kBlockM + swizzled_offset<kBlockM>(quad_row, quad_col));
   uint4* const sP = &smem.sP[pair][0][lane_id];
+  // First row and column of this warp's part of dQ.
   const int query_row = warp_id % Config::kQueryWarpsM * Config::kQueryRows;
   const int query_col = warp_id / Config::kQueryWarpsM * Config::kQueryCols;
   char* const sKeys =

@@ -20,6 +20,7 @@ namespace ATTN_BACKEND::b6_features {
 using namespace backward_tiles;
 
 //! [config]
+// kRowSteps, kQueryRows, kFragments, kSwizzleChunks, ...: Tile, in kernels/backward_tiles.h.
 template <int kHeadDim>
 struct Config : Tile<kHeadDim, kHeadDim == 128 ? 64 : 128, 128, 8> {
   static constexpr int kWarpKeys = 32, kKeyTiles = kWarpKeys / 16;
@@ -27,6 +28,7 @@ struct Config : Tile<kHeadDim, kHeadDim == 128 ? 64 : 128, 128, 8> {
   static constexpr int kNumPairs = Config::kBlockN / kWarpKeys;
   static constexpr int kStages = 2;   // stages of Q and dO: one tile ahead
   static constexpr int kBuffers = 2;  // of dS: one is read while the next tile's is written
+  // One named barrier per pair: a block has 16, and __syncthreads uses number 0.
   static_assert(2 * kNumPairs == Config::kNumWarps && kNumPairs <= 15, "a barrier a pair");
 };
 //! [config]
@@ -66,8 +68,8 @@ __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config:
 //! [mask]
 
 // (4) P^T = exp(scale S^T - lse), rounded: A operand of dV, and stored for the pair's other warp.
-// With features the other warp gets its own factor, negative where dropout drops P. `row`, `key`:
-// the first of this lane, of this warp.
+// With features the other warp gets P times the derivative of softcap, with a minus sign where
+// dropout drops P. `sLse` and `row` are at this lane's first row; `key`: this warp's first key.
 //! [recompute]
 template <class Element, class Config, bool kFeatures>
 __device__ __forceinline__ void probabilities(
@@ -77,7 +79,7 @@ __device__ __forceinline__ void probabilities(
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
 #pragma unroll
   for (int k = 0; k < Config::kRowSteps; ++k) {
-    uint32_t bytes[2][2][Config::kKeyTiles];  // [8 rows apart][neighbouring rows][16 keys apart]
+    uint32_t bytes[2][2][Config::kKeyTiles];  // [rows 0-7, 8-15][row, row + 1][16 keys each]
     const bool drops = kFeatures && shape.dropped > 0;
     if (drops)
 #pragma unroll
@@ -96,6 +98,7 @@ __device__ __forceinline__ void probabilities(
           Factors f[2] = {capped(x[0], lse_log2.x, shape), capped(x[1], lse_log2.y, shape)};
 #pragma unroll
           for (int c = 0; c < 2; ++c)
+            // the byte of key + 8 * (e % 2), in bits 0 to 7 or 16 to 23
             if (drops &&
                 (bytes[e / 2][c][m] >> 16 * (e % 2) & 255) < static_cast<uint32_t>(shape.dropped))
               f[c].p = 0, f[c].ds = -f[c].ds;
@@ -108,8 +111,8 @@ __device__ __forceinline__ void probabilities(
   }
 }
 
-// dS^T = P^T (dP^T - D), rounded: A operand of dK, and stored for dQ. `lane_offset`: byte offset of
-// this lane's first element of dS^T.
+// dS^T = P^T (dP^T - D), rounded: A operand of dK, and stored for dQ. `sDot`: D, at this lane's
+// first row; `lane_offset`: byte offset of this lane's first element of dS^T.
 template <class Element, class Config, bool kFeatures>
 __device__ __forceinline__ void score_gradients(
     uint32_t (&operand)[Config::kKeyTiles][Config::kRowSteps][4],
@@ -221,6 +224,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       2 * swizzled_offset<kBlockM>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
   const int ds_store = 2 * (warp_key * kBlockM + swizzled_offset<kBlockM>(quad_row, quad_col));
   uint4* const sP = &smem.sP[pair][0][lane_id];
+  // First row and column of this warp's part of dQ.
   const int query_row = warp_id % Config::kQueryWarpsM * Config::kQueryRows;
   const int query_col = warp_id / Config::kQueryWarpsM * Config::kQueryCols;
   char* const sKeys =
@@ -340,8 +344,8 @@ Status launch(const Arguments& args) {
 template <class Element, int kHeadDim>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
-  // A scale that underflows to 0 in fp32, or a denormal one that is flushed to 0, times -inf would
-  // be NaN.
+  // A negative scale times -inf, a masked score, would be +inf. One that underflows to 0 in fp32,
+  // or a denormal one that is flushed to 0, times -inf would be NaN.
   if (p.dropout > 0 || p.softcap > 0 || p.softmax_scale < 1e-37)
     return launch<Element, Config<kHeadDim>, true>(args);
   return launch<Element, Config<kHeadDim>, false>(args);

@@ -26,6 +26,7 @@ struct Tuning {
   bool rotate = true;   // blocks of a head start at different rows
   bool stagger = true;  // the warps that own P add to dQ one tile later, after dV
 };
+// kRowSteps, kQueryRows, kFragments, kSwizzleChunks, ...: Tile, in kernels/backward_tiles.h.
 template <int kHeadDim, int kBlockM, int kBlockN, int kWarpKeys_, Tuning kTuning = Tuning{}>
 struct Tuned : Tile<kHeadDim, kBlockM, kBlockN, 2 * kBlockN / kWarpKeys_> {
   static constexpr int kWarpKeys = kWarpKeys_, kKeyTiles = kWarpKeys / 16;
@@ -35,6 +36,7 @@ struct Tuned : Tile<kHeadDim, kBlockM, kBlockN, 2 * kBlockN / kWarpKeys_> {
   static constexpr bool kRotate = kTuning.rotate, kStagger = kTuning.stagger;
   static_assert(kWarpKeys % 16 == 0, "warps own whole MMAs");
   static_assert(!kStagger || (kStages > 1 && kBuffers > 1), "dS of two tiles");
+  // One named barrier per pair: a block has 16, and __syncthreads uses number 0.
   static_assert(kNumPairs <= 15, "a barrier a pair");
 };
 // clang-format off
@@ -46,7 +48,7 @@ template <> struct Config<96> : Tuned<96, 64, 128, 32> {};
 template <> struct Config<128> : Tuned<128, 64, 128, 32> {};
 template <> struct Config<192> : Tuned<192, 64, 64, 16> {};
 template <> struct Config<256> : Tuned<256, 64, 64, 16, Tuning{.buffers = 1, .stagger = false}> {};
-// Tiles for softcap and dropout, which need registers.
+// Tiles with softcap or dropout, which take extra registers.
 template <int kHeadDim> struct WithFeatures : Config<kHeadDim> {};
 template <> struct WithFeatures<32> : Tuned<32, 64, 128, 32> {};
 template <> struct WithFeatures<64> : Tuned<64, 64, 128, 32> {};
@@ -89,8 +91,8 @@ __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config:
 //! [mask]
 
 // (4) P^T = exp(scale S^T - lse), rounded: A operand of dV, and stored for the pair's other warp.
-// With features the other warp gets its own factor, negative where dropout drops P. `row`, `key`:
-// the first of this lane, of this warp.
+// With features the other warp gets P times the derivative of softcap, with a minus sign where
+// dropout drops P. `sLse` and `row` are at this lane's first row; `key`: this warp's first key.
 //! [recompute]
 template <class Element, class Config, bool kFeatures>
 __device__ __forceinline__ void probabilities(
@@ -100,7 +102,7 @@ __device__ __forceinline__ void probabilities(
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
 #pragma unroll
   for (int k = 0; k < Config::kRowSteps; ++k) {
-    uint32_t bytes[2][2][Config::kKeyTiles];  // [8 rows apart][neighbouring rows][16 keys apart]
+    uint32_t bytes[2][2][Config::kKeyTiles];  // [rows 0-7, 8-15][row, row + 1][16 keys each]
     const bool drops = kFeatures && shape.dropped > 0;
     if (drops)
 #pragma unroll
@@ -119,6 +121,7 @@ __device__ __forceinline__ void probabilities(
           Factors f[2] = {capped(x[0], lse_log2.x, shape), capped(x[1], lse_log2.y, shape)};
 #pragma unroll
           for (int c = 0; c < 2; ++c)
+            // the byte of key + 8 * (e % 2), in bits 0 to 7 or 16 to 23
             if (drops &&
                 (bytes[e / 2][c][m] >> 16 * (e % 2) & 255) < static_cast<uint32_t>(shape.dropped))
               f[c].p = 0, f[c].ds = -f[c].ds;
@@ -131,8 +134,8 @@ __device__ __forceinline__ void probabilities(
   }
 }
 
-// dS^T = P^T (dP^T - D), rounded: A operand of dK, and stored for dQ. `lane_offset`: byte offset of
-// this lane's first element of dS^T.
+// dS^T = P^T (dP^T - D), rounded: A operand of dK, and stored for dQ. `sDot`: D, at this lane's
+// first row; `lane_offset`: byte offset of this lane's first element of dS^T.
 template <class Element, class Config, bool kFeatures>
 __device__ __forceinline__ void score_gradients(
     uint32_t (&operand)[Config::kKeyTiles][Config::kRowSteps][4],
@@ -245,6 +248,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       2 * swizzled_offset<kBlockM>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
   const int ds_store = 2 * (warp_key * kBlockM + swizzled_offset<kBlockM>(quad_row, quad_col));
   uint4* const sP = &smem.sP[pair][0][lane_id];
+  // First row and column of this warp's part of dQ.
   const int query_row = warp_id % Config::kQueryWarpsM * Config::kQueryRows;
   const int query_col = warp_id / Config::kQueryWarpsM * Config::kQueryCols;
   char* const sKeys =
@@ -278,6 +282,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     char* const sdS = reinterpret_cast<char*>(smem.sdS[i % Config::kBuffers]);
     // (3) S^T = K Q^T or dP^T = V dO^T
     float s[kKeyTiles][kBlockM / 8][4] = {};
+    // kAhead: A is loaded ahead where at most two blocks share an SM; three leave no registers.
     multiply_abt<Element, kHeadDim, Config::kBlocksPerSm <= 2>(s, sKeys, by_rows, owns_p ? sQ : sdO,
                                                                by_cols);
 
@@ -373,8 +378,8 @@ Status launch(const Arguments& args) {
 template <class Element, int kHeadDim>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
-  // A scale that underflows to 0 in fp32, or a denormal one that is flushed to 0, times -inf would
-  // be NaN.
+  // A negative scale times -inf, a masked score, would be +inf. One that underflows to 0 in fp32,
+  // or a denormal one that is flushed to 0, times -inf would be NaN.
   if (p.dropout > 0 || p.softcap > 0 || p.softmax_scale < 1e-37)
     return launch<Element, WithFeatures<kHeadDim>, true>(args);
   return launch<Element, Config<kHeadDim>, false>(args);

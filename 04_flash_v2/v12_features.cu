@@ -58,14 +58,17 @@ struct SharedStorage {
 template <int kRows, class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int step, int rows) {
   constexpr int kSwizzleChunks = Config::kSwizzleChunks, kHeadDim = Config::kHeadDim;
+  // thread_index() reads threadIdx.x again, so that no register holds it during the loop.
   const int tid = thread_index(), row = tid / kSwizzleChunks;
   Element* const to = tile + swizzled_offset<kHeadDim>(row, tid % kSwizzleChunks * 8);
+  // `compares` is a type: a whole tile is copied without comparisons.
   const auto copy = [&](auto compares) {
 #pragma unroll
     for (int r = 0; r < kRows; r += Config::kCopyRows)
 #pragma unroll
       for (int c = 0; c < kHeadDim; c += 8 * kSwizzleChunks) {
         const bool inside = !compares.value || row + r < rows;
+        // outside: 0 bytes are read, from the valid address of row 0
         cp_async_16(to + r * kHeadDim + c, g + (inside ? r : -row) * step + c, inside ? 16 : 0);
       }
   };
@@ -74,7 +77,8 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int s
 //! [copy]
 
 // (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead; the first kQSteps
-// fragments of Q are in registers. Offsets: in bytes, this lane's in the first 16 columns.
+// fragments of Q are in registers. Offsets are in bytes: q and k are this lane's in the first 16
+// columns, and swizzle_advance moves them along the row.
 //! [scores]
 template <class Config>
 __device__ __forceinline__ int q_offset() {
@@ -111,6 +115,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 #pragma unroll
   for (int step = 0; step < kColSteps; ++step) {
     load_q(step + 1);
+    // % kCount only keeps the index valid where rQ is not used.
     const auto& rows = step < Config::kQSteps ? rQ[step % kCount] : a[step % 2];
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; n += 2) {
@@ -385,6 +390,7 @@ Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
   const int64_t section = heads_of_section(p);
+  // A dry run: the cost model only asks for the tiles.
   if (args.report_tiling(
           {Config::kBlockM, Config::kBlockN, section, Config::kBlocksPerSm, Config::kWarpRows}))
     return Status::success();
@@ -401,8 +407,8 @@ Status launch(const Arguments& args) {
 template <class Element, int kHeadDim>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
-  // A scale that underflows to 0 in fp32, or a denormal one that is flushed to 0, times -inf would
-  // be NaN.
+  // A negative scale would turn the maximum into a minimum. One that underflows to 0 in fp32, or a
+  // denormal one that is flushed to 0, times -inf would be NaN.
   if (p.dropout > 0 || p.softcap > 0 || p.alibi || p.softmax_scale < 1e-37)
     return launch<Element, Config<kHeadDim>, Packed, true>(args);
   if (p.varlen()) return launch<Element, Config<kHeadDim>, Packed, false>(args);

@@ -1,13 +1,15 @@
 // v1_loop_swap: Q in the outer loop, K and V in the inner loop.
 //
 // parent    03_flash_v1/v10_exp2
-// change    A block takes a query tile and loops over all its visible keys. O, m and l stay on the
-//           chip: no workspace, no special first or last visit. O is divided once, in the epilogue,
-//           and only there the lanes of a row add up l. The warps still split the keys and exchange
-//           partial O, as in chapter 03. Dropout returns in v12_features.
+// change    A block takes a query tile and loops over all its visible keys, 64 per visit (parent:
+//           256). O, m and l stay on the chip: no workspace, no special first or last visit. O is
+//           divided once, in the epilogue, and only there the lanes of a row add up l. The warps
+//           still split the keys and exchange partial O, as in chapter 03. Dropout returns in
+//           v12_features.
 // why       With K and V in the outer loop, O, m and l round-trip through HBM at each visit.
 // expect    HBM bytes: O and its state between visits are gone (dram__bytes_read.sum). L2 bytes: K
-//           and V once per 128 queries, Q and O once (lts__t_bytes.sum).
+//           and V once per 128 queries, Q and O once (lts__t_bytes.sum). Time rises all the same:
+//           with 64 keys per visit the warps exchange partial O four times as often per key.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; softmax_scale >= 1e-37
 // source    FlashAttention-2 (arXiv 2307.08691), sections 3.1 and 3.2
 #include "attn/kernel.h"
@@ -36,8 +38,8 @@ struct Config {
 };
 
 // XOR swizzle: offset of element (row, col) of a tile [rows, kHeadDim]. The 16-byte chunks of a row
-// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks. Rows of 4 chunks (d =
-// 32) share the 32 banks in pairs, so their permutation changes every second row.
+// are permuted so that the 8 rows that ldmatrix reads at once lie in disjoint banks. Rows of 4
+// chunks (d = 32) share the 32 banks in pairs, so their permutation changes every second row.
 //! [swizzle]
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
@@ -366,6 +368,7 @@ template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
+  // A dry run: the cost model only asks for the tiles.
   if (args.report_tiling({Config::kBlockM, Config::kBlockN, num_heads, 1, Config::kGroupRows}))
     return Status::success();
   const ForwardParams<Element> params(args);

@@ -31,8 +31,8 @@ struct Config {
 };
 
 // XOR swizzle: offset of element (row, col) of a tile [rows, kHeadDim]. The 16-byte chunks of a row
-// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks. Rows of 4 chunks (d =
-// 32) share the 32 banks in pairs, so their permutation changes every second row.
+// are permuted so that the 8 rows that ldmatrix reads at once lie in disjoint banks. Rows of 4
+// chunks (d = 32) share the 32 banks in pairs, so their permutation changes every second row.
 //! [swizzle]
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
@@ -296,6 +296,7 @@ template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
+  // A dry run: the cost model only asks for the tiles.
   if (args.report_tiling({Config::kBlockM, Config::kBlockN, num_heads})) return Status::success();
   const ForwardParams<Element> params(args);
   args.phase("attention");

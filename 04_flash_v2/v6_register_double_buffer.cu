@@ -31,8 +31,8 @@ struct Config {
 };
 
 // XOR swizzle: offset of element (row, col) of a tile [rows, kHeadDim]. The 16-byte chunks of a row
-// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks. Rows of 4 chunks (d =
-// 32) share the 32 banks in pairs, so their permutation changes every second row.
+// are permuted so that the 8 rows that ldmatrix reads at once lie in disjoint banks. Rows of 4
+// chunks (d = 32) share the 32 banks in pairs, so their permutation changes every second row.
 //! [swizzle]
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
@@ -89,6 +89,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
                                         const Element* sQ, const Element* sK) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
+  // thread_index() reads threadIdx.x again, so that no register holds it during the loop.
   const int tid = thread_index(), row = tid / 32 * Config::kWarpRows + tid % 16;
   const auto load_k = [&](int i) {
     const int key = i % kKeySteps * 16 + tid / 16 % 2 * 8 + tid % 8;
@@ -307,6 +308,7 @@ template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
+  // A dry run: the cost model only asks for the tiles.
   if (args.report_tiling(
           {Config::kBlockM, Config::kBlockN, num_heads, Config::kBlocksPerSm, Config::kWarpRows}))
     return Status::success();

@@ -43,8 +43,8 @@ __host__ __device__ constexpr int swizzle_advance(int offset, int cols) {
 }
 
 // XOR swizzle: offset of element (row, col) of a tile [rows, kHeadDim]. The 16-byte chunks of a row
-// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks. Rows of 4 chunks (d =
-// 32) share the 32 banks in pairs, so their permutation changes every second row.
+// are permuted so that the 8 rows that ldmatrix reads at once lie in disjoint banks. Rows of 4
+// chunks (d = 32) share the 32 banks in pairs, so their permutation changes every second row.
 //! [swizzle]
 //! [ex04b]
 template <int kHeadDim>
@@ -94,14 +94,17 @@ struct SharedStorage {
 template <int kRows, class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int rows) {
   constexpr int kSwizzleChunks = Config::kSwizzleChunks, kHeadDim = Config::kHeadDim;
+  // thread_index() reads threadIdx.x again, so that no register holds it during the loop.
   const int tid = thread_index(), row = tid / kSwizzleChunks;
   Element* const to = tile + swizzled_offset<kHeadDim>(row, tid % kSwizzleChunks * 8);
+  // `compares` is a type: a whole tile is copied without comparisons.
   const auto copy = [&](auto compares) {
 #pragma unroll
     for (int r = 0; r < kRows; r += Config::kCopyRows)
 #pragma unroll
       for (int c = 0; c < kHeadDim; c += 8 * kSwizzleChunks) {
         const bool inside = !compares.value || row + r < rows;
+        // outside: 0 bytes are read, from the valid address of row 0
         cp_async_16(to + r * kHeadDim + c, g + (inside ? r : -row) * kHeadDim + c, inside ? 16 : 0);
       }
   };
@@ -117,6 +120,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
                                         const char* sQ, const char* sK) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
+  // thread_index() reads threadIdx.x again, so that no register holds it during the loop.
   const int tid = thread_index(), row = tid / 32 * Config::kWarpRows + tid % 16;
   const int q = 2 * swizzled_offset<Config::kHeadDim>(row, tid / 16 % 2 * 8);
   const int k = 2 * swizzled_offset<Config::kHeadDim>(tid / 16 % 2 * 8 + tid % 8, tid / 8 % 2 * 8);
@@ -343,6 +347,7 @@ template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
+  // A dry run: the cost model only asks for the tiles.
   if (args.report_tiling(
           {Config::kBlockM, Config::kBlockN, num_heads, Config::kBlocksPerSm, Config::kWarpRows}))
     return Status::success();

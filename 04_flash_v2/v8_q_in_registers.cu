@@ -48,8 +48,8 @@ __host__ __device__ constexpr int swizzle_advance(int offset, int cols) {
 }
 
 // XOR swizzle: offset of element (row, col) of a tile [rows, kHeadDim]. The 16-byte chunks of a row
-// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks. Rows of 4 chunks (d =
-// 32) share the 32 banks in pairs, so their permutation changes every second row.
+// are permuted so that the 8 rows that ldmatrix reads at once lie in disjoint banks. Rows of 4
+// chunks (d = 32) share the 32 banks in pairs, so their permutation changes every second row.
 //! [swizzle]
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
@@ -97,14 +97,17 @@ struct SharedStorage {
 template <int kRows, class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int rows) {
   constexpr int kSwizzleChunks = Config::kSwizzleChunks, kHeadDim = Config::kHeadDim;
+  // thread_index() reads threadIdx.x again, so that no register holds it during the loop.
   const int tid = thread_index(), row = tid / kSwizzleChunks;
   Element* const to = tile + swizzled_offset<kHeadDim>(row, tid % kSwizzleChunks * 8);
+  // `compares` is a type: a whole tile is copied without comparisons.
   const auto copy = [&](auto compares) {
 #pragma unroll
     for (int r = 0; r < kRows; r += Config::kCopyRows)
 #pragma unroll
       for (int c = 0; c < kHeadDim; c += 8 * kSwizzleChunks) {
         const bool inside = !compares.value || row + r < rows;
+        // outside: 0 bytes are read, from the valid address of row 0
         cp_async_16(to + r * kHeadDim + c, g + (inside ? r : -row) * kHeadDim + c, inside ? 16 : 0);
       }
   };
@@ -113,7 +116,8 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int r
 //! [copy]
 
 // (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead; the first kQSteps
-// fragments of Q are in registers. Offsets: in bytes, this lane's in the first 16 columns.
+// fragments of Q are in registers. Offsets are in bytes: q and k are this lane's in the first 16
+// columns, and swizzle_advance moves them along the row.
 //! [scores]
 template <class Config>
 __device__ __forceinline__ int q_offset() {
@@ -150,6 +154,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 #pragma unroll
   for (int step = 0; step < kColSteps; ++step) {
     load_q(step + 1);
+    // % kCount only keeps the index valid where rQ is not used.
     const auto& rows = step < Config::kQSteps ? rQ[step % kCount] : a[step % 2];
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; n += 2) {
@@ -365,6 +370,7 @@ template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
+  // A dry run: the cost model only asks for the tiles.
   if (args.report_tiling(
           {Config::kBlockM, Config::kBlockN, num_heads, Config::kBlocksPerSm, Config::kWarpRows}))
     return Status::success();

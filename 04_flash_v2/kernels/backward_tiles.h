@@ -40,7 +40,8 @@ struct Tile {
 //! [tile]
 
 // XOR swizzle: offset of element (row, col) of a tile with rows of kWidth elements. The 16-byte
-// chunks of a row are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks.
+// chunks of a row are permuted so that the 8 rows that ldmatrix reads at once lie in disjoint
+// banks.
 //! [swizzle]
 template <int kWidth>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
@@ -174,6 +175,7 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int s
 #pragma unroll
     for (int c = 0; c < kHeadDim; c += 8 * kSwizzleChunks) {
       const bool inside = row + r < rows;
+      // outside: 0 bytes are read, from the valid address of row 0
       cp_async_16(to + r * kHeadDim + c, g + (inside ? r : -row) * step + c, inside ? 16 : 0);
     }
   }

@@ -8,7 +8,7 @@ namespace ATTN_BACKEND::flash2 {
 using namespace attn;
 
 // XOR swizzle: offset of element (row, col) of a tile [rows, kHeadDim]. The 16-byte chunks of a row
-// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks.
+// are permuted so that the 8 rows that ldmatrix reads at once lie in disjoint banks.
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
   const int phase = kHeadDim % 64 == 0 ? row % 8 : row / 2 % 4;
