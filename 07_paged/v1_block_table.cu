@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
   }
 
-  // (6) Reduce across warps.
+  // (6) Reduce across the groups of lanes of all warps.
   //! [merge]
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
