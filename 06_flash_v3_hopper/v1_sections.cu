@@ -184,8 +184,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     // A warp skips a block that is fully masked for its rows.
     const bool idle = masked.value && (key0 > warp_row0 + 15 + shape.window_right ||
                                        key0 + kBlockN <= warp_row0 - shape.window_left);
-    // (2) V_j is in flight during Q K^T. Only the newest copy group is ever in flight, so both
-    // waits wait for all groups.
+    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits
+    // wait for all groups.
     //! [pipeline]
     cp_async_wait<0>();
     __syncthreads();  // K_j is visible; V_j-1 is no longer read

@@ -246,8 +246,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   // One key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
-    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits are
-    // for group 0.
+    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits
+    // wait for all groups.
     //! [pipeline]
     cp_async_wait<0>();
     __syncthreads();  // K_j is visible; all warps have read V_j-1

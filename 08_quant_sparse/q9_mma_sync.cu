@@ -276,8 +276,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const bool idle =
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
-    // (2) V_j is in flight during Q K^T. Only the newest copy group is ever in flight, so both
-    // waits wait for all groups.
+    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits
+    // wait for all groups.
     //! [pipeline]
     cp_async_wait<0>();
     __syncthreads();  // K_j is visible; V_j-1 is no longer read
