@@ -34,7 +34,8 @@ using namespace splits;
 
 constexpr float kRescaleThreshold = 8;  // log2 units: P <= 2^8
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
-// Ring of the newest query tiles. Up to five are in use, from the one being stored to the next one.
+// Ring of query tiles. Up to five are in use: the one whose O is being stored, the current one, two
+// whose Q is loaded or loading, and the one being described.
 constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is used by __syncthreads; kPingPong + w lets warpgroup w issue its MMAs.
@@ -112,7 +113,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
   const SmemDescriptor k = with_stride_byte_offset(smem_descriptor(sK), Config::kGroupBytes);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes; a panel has 64
+  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 of a panel's 64 columns, 32 bytes
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma<Element, false>(s, q + (panel * Config::kBlockM * 128 + inside),
                           k + (panel * 1024 + inside), i > 0);
@@ -185,7 +186,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
                                           const int* gSeqused, const Shape& shape,
                                           const TileScheduler& scheduler) {
   PipelineState<Config::kQStages> q;
-  // One count for three rings
+  // q.count also indexes work_full (4 slots), prefetch (1) and the ring of WorkTiles
   const auto ring = [&] { return PipelineState<4>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = scheduler.first(); index < scheduler.count();
@@ -205,7 +206,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   smem.work[q.count % kWorkRing] = WorkTile{};  // end of work
   mbarrier_arrive(&smem.work_full[ring().index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
-  mbarrier_arrive(&smem.q_full[q.index()]);
+  mbarrier_arrive(&smem.q_full[q.index()]);  // no Q: wakes the consumers, which read the end mark
 }
 
 // K/V producers: one warp loads K_j, another V_j, into empty stages. Each lane issues one box of
@@ -340,7 +341,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     last_key = work.seqlen_k - 1;
     kv_range = work.kv_range;
     const bool more = work.row0 >= 0;
-    __syncwarp();  // all lanes have read it before lane 0 arrives
+    __syncwarp();  // all lanes have read `work` before lane 0 arrives
     return more;
   };
   const auto release_q = [&] {  // one arrival per warp
@@ -359,7 +360,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
 
   float o[kHeadDim / 8][4] = {};  // unnormalised
-  // max in log2 units; sum over this lane's keys
+  // reference for the row max, in log2 units; sum over this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 16][4];
@@ -372,6 +373,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
   //! [mmas]
   const auto issue_s = [&] {
+    // this warpgroup's 64 rows of the first panel; issue_qk advances to the other panels
     issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };

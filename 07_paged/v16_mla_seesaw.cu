@@ -93,7 +93,7 @@ __device__ __forceinline__ void issue_s(float (&s)[Config::kBlockN / 8][4], cons
       with_stride_byte_offset(smem_descriptor(sK + Config::begin(kHalf)), kPanels * 1024);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < kPanels * 4; ++i) {  // 16 columns are 32 bytes; a panel has 64
+  for (int i = 0; i < kPanels * 4; ++i) {  // 16 of a panel's 64 columns, 32 bytes
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma<Element, false>(s, q + (panel * Config::kRows * 128 + inside),
                           k + (panel * 1024 + inside), kHalf > 0 || i > 0);
