@@ -51,7 +51,7 @@ struct SharedStorage {
   float sRescale[Config::kRows];  // rescale factor of O before P V of a tile
   float sMax[Config::kRows];      // in log2 units
   float sSum[Config::kRows];
-  bool last;  // this block reduces the parts of the row block
+  bool last;  // this block arrived last and reduces the parts of the row block
   ATTN_MEMBERS(SharedStorage, sK, sQ, sP, sRescale, sMax, sSum, last)
 };
 // Swizzled offset of element (row, col) in a tile of 64 rows.
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
-    // (2) Issue K_j one tile ahead, by the second warpgroup.
+    // (2) Issue K_j, which contains V_j, one tile ahead, by the second warpgroup.
     //! [pipeline]
     // Slot of this lane's key of the tile at key0; past the end, that of the last key.
     const auto look_up = [&](int key0) {

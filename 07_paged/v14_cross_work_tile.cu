@@ -47,8 +47,8 @@ struct SharedStorage {
   alignas(16) Element sQ[Config::kRows][Config::kHeadDim];
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  int sStage[Config::kParts];  // offset of a warp's part of O
-  bool last;                   // this block reduces the parts of the row block
+  int sStage[Config::kParts];  // stage that holds a warp's part of O
+  bool last;                   // this block arrived last and reduces the parts of the row block
   ATTN_MEMBERS(SharedStorage, sKV, sQ, sMax, sSum, sStage, last)
 };
 // A warp's part of O [kRows, d] in fp32 has the size of a stage. Swizzle of chunks of eight floats:

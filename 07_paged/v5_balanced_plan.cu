@@ -46,7 +46,7 @@ struct SharedStorage {
   alignas(16) Element sQ[Config::kRows][Config::kHeadDim];
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // this block reduces the parts of the row block
+  bool last;  // this block arrived last and reduces the parts of the row block
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sMax, sSum, last)
 };
 // O of each warp, in the memory of K and V. The padding avoids bank conflicts: half a warp stores

@@ -31,11 +31,13 @@ struct Config {
   static constexpr int kNumWarps = kPrefillWarps, kThreads = 32 * kNumWarps, kBlocksPerSm = 2;
   static constexpr int kWarpRows = kBlockM / kNumWarps;
   static constexpr int kTiles = kWarpRows / 16;  // 16-row MMAs per warp
-  // 16-column fragments of Q that stay in registers; none at d=128, for lack of registers.
+  // 16-column fragments of Q that stay in registers. At d=128 none fit next to O of 32 rows per
+  // warp; at d=256 a tile has half as many rows.
   static constexpr int kQSteps = kHeadDim == 64 ? 4 : kHeadDim == 256 ? 8 : 0;
   static constexpr int kRowBytes = 2 * kHeadDim;
   static constexpr int kSwizzleChunks =
-      kHeadDim % 64 == 0 ? 8 : 4;  // 16-byte chunks that the swizzle permutes
+      // 16-byte chunks that the swizzle permutes: 8 for all head dims of this chapter
+      kHeadDim % 64 == 0 ? 8 : 4;
   static constexpr int kCopyRows = kThreads / kSwizzleChunks;  // rows that the block copies at once
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
@@ -46,8 +48,10 @@ struct SharedStorage {
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
   int sSlots[2][Config::kBlockN];  // slots of the keys of this block and the next
-  const int* pages;   // [max_pages] of the sequence; and values needed only in the epilogue:
-  Sequence sequence;  // here they occupy no registers
+  // Here, because they are needed rarely and would occupy registers: the sequence's row of the page
+  // table, and what the epilogue needs.
+  const int* pages;  // [max_pages]
+  Sequence sequence;
   int row0;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sSlots, pages, sequence, row0)
 };

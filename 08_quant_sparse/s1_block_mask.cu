@@ -258,7 +258,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // Broadcast from lane 0, so that the compiler knows it is warp-uniform. Then tile addresses stay
   // in uniform registers, which wgmma requires.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
-  // Factor still to be applied to scores, including log2(e).
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   if (threadIdx.x == 0) init_barriers(smem);
   __syncthreads();  // barriers are initialised

@@ -42,7 +42,7 @@ struct DecodeStorage {
   alignas(128) Element sQ[Config::kRows][Config::kHeadDim];
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // this block reduces the parts of the row block
+  bool last;  // this block arrived last and reduces the parts of the row block
   ATTN_MEMBERS(DecodeStorage, ticket, sK, sV, sQ, sMax, sSum, last)
 };
 // O of each warp, in the memory of K, V and Q. The padding avoids bank conflicts: half a warp
