@@ -7,7 +7,8 @@
 // why       int8 has the rate of e4m3, and for numbers of similar magnitude it is more accurate:
 //           255 even steps, where e4m3 has four significant bits. S needs that, as an error in S
 //           becomes a factor of P. Sums of integers are exact.
-// expect    sm__inst_executed_pipe_tensor.sum; errors of O smaller than those of 06's f4
+// expect    errors of O smaller than those of 06's f4; sm__inst_executed_pipe_tensor.sum grows: P V
+//           is in bf16
 // supports  --dtype int8, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 // source    SageAttention (arXiv 2410.02367), section 4
 #include <algorithm>

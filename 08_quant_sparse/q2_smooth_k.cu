@@ -6,7 +6,7 @@
 //           computes this shift, and the epilogue adds it.
 // why       Models have channels of K with a large mean over the tokens, which the scale has to
 //           cover. Softmax is invariant to it: q . mean is the same for all keys of a row.
-// expect    errors of inputs with biased channels; another phase, which reads K once
+// expect    errors fall on inputs with biased channels; another phase, which reads K once
 // supports  --dtype int8, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 // source    SageAttention (arXiv 2410.02367), section 4.2
 #include <algorithm>

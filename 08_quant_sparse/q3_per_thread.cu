@@ -7,7 +7,7 @@
 //           additional instruction in the loop.
 // why       One outlier coarsens all numbers that share its scale. One scale per key would be 32
 //           loads and multiplications per lane.
-// expect    errors of inputs with outliers; the time of q2
+// expect    errors fall on inputs with outliers; the time of q2
 // supports  --dtype int8, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 // source    SageAttention2 (arXiv 2411.10958), section 3.2
 #include <algorithm>

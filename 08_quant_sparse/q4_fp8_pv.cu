@@ -6,7 +6,8 @@
 //           column of O. The pass transposes V.
 // why       P V is half of the work, at half the rate. P lies in [0, 1] and its errors average
 //           out, so four significant bits suffice.
-// expect    sm__inst_executed_pipe_tensor.sum; the quantising pass's time; errors of O
+// expect    sm__inst_executed_pipe_tensor.sum falls; the quantising pass takes longer; errors of O
+//           grow
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 // source    SageAttention2 (arXiv 2411.10958), section 3.3
 #include <algorithm>

@@ -6,7 +6,7 @@
 //           integers, for which Hopper has a three-operand max. The FFMA that adds P V rescales O:
 //           no vote, no branch.
 // why       One instruction per score is 64 per tile and thread, and q4 has about 8 to 9 of them.
-// expect    smsp__inst_executed.sum
+// expect    smsp__inst_executed.sum falls
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
@@ -127,7 +127,7 @@ template <class Config>
 __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4],
                                                float (&row_max)[2], float (&row_sum)[2],
                                                float (&rescale)[2], float softmax_scale_log2) {
-  // exact: `max` is an integer, and so is the sum
+  // exact: the last two bits of the scale are 0; so is its sum with max, which is an integer
   const float bias = kScoreBias * softmax_scale_log2;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -304,7 +304,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // S as int32, in the registers of s: a second array makes ptxas spill (q5 at d=128: 1252 bytes).
   auto& s_acc = reinterpret_cast<int (&)[kBlockN / 8][4]>(s);
   uint32_t p[kBlockN / 32][4];
-  // Factors of O before P V in flight, and before the next P V. While O is 0 any factor will do.
+  // rescale: factor of O when the P V in flight is added; next_rescale: when the next one is. While
+  // O is 0 any factor will do.
   float rescale[2] = {}, next_rescale[2];
   // Softmax of one key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto softmax = [&](int n_block, auto masked) {

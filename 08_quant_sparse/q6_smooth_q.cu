@@ -6,7 +6,8 @@
 //           each key tile, and a score is one FFMA.
 // why       Q of models has biased channels, which its scales have to cover. The mean cannot be
 //           dropped, because its product differs per key.
-// expect    errors of O where channels of Q are biased; smsp__inst_executed.sum: an FADD per score
+// expect    errors of O fall where channels of Q are biased; smsp__inst_executed.sum grows by an
+//           FADD per score
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 // source    SageAttention2 (arXiv 2411.10958), section 3.1
 #include <algorithm>
@@ -70,7 +71,8 @@ struct SharedStorage {
   alignas(1024) uint8_t sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
   alignas(1024) uint8_t sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(1024) uint8_t sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
-  // Vector elements per key. Twice as many stages as K, because they are read after K's release.
+  // One element per key. softmax reads them after K's stage has been released, so there are twice
+  // as many slots as stages.
   static constexpr int kVectors = 2 * Config::kStages;
   alignas(128) float sVector[kVectors][Config::kBlockN];
   alignas(16) float q_descale[Config::kQStages][ThreadGroups::kQ];

@@ -1,6 +1,6 @@
 // q9_mma_sync: q3's scores with mma.sync, for GPUs without wgmma (sm_80 and later).
 //
-// parent    chapter 04's v11_wide_stores
+// parent    04_flash_v2/v11_wide_stores
 // change    S = Q K^T is an int8 mma.sync. A row of d codes has the bytes of d / 2 bf16 numbers,
 //           and ldmatrix moves bytes: tiles, swizzle and fragments of Q and K are those of half
 //           the head dim. Smooth K, per-thread scales and the pass are q3's; a lane has the same
@@ -50,7 +50,7 @@ template <class Element, class Config>
 struct SharedStorage {
   alignas(128) uint16_t sK[Config::kBlockN * Config::kCodes];  // [kBlockN, d], one byte each
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
-  alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d], one byte each; of O
+  alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]; Q: one byte each
   Sequence sequence;  // kept here until the end of the loop, to save registers
   int row0;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)

@@ -197,7 +197,8 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   mbarrier_arrive(&smem.q_full[q.index()]);  // no Q: wakes the consumers, which read the end mark
 }
 
-// Another one loads K_j and V_j of the list as stages become free, and publishes the block's index.
+// K/V producer: another thread loads the listed K_j and V_j as stages become free, and publishes
+// the block's index.
 template <class Element, class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
                                            const TensorMap& mapK, const TensorMap& mapV,
@@ -336,7 +337,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // This warp has read the block index, and has finished reading K.
   const auto release_k = [&] {
     n_block = smem.n_block[kv.index()];
-    __syncwarp();  // all lanes have read `work` before lane 0 arrives
+    __syncwarp();  // all lanes have read the index before lane 0 arrives
     consumer_release(smem.k_empty, kv);
   };
   //! [mmas]
@@ -384,7 +385,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   bool more = true;
   int nth = 1;  // of the tile's listed blocks
   do {
-    // blocks without a mask
+    // blocks that need no mask, then those that do
     for (; nth < unmasked; ++nth) process_kv_block(nth, std::false_type{});
     for (; nth < count; ++nth) process_kv_block(nth, std::true_type{});
     const WorkTile& last = smem.work[q.count % kWorkRing];

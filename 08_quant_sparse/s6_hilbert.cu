@@ -6,8 +6,8 @@
 //           positions, so the caller need not know.
 // why       A mean represents a block whose tokens are neighbours. In row-major order 128 tokens
 //           of a canvas are a line; along a Hilbert curve they are a compact block.
-// expect    a phase "order" of 12 d bytes per token and head; similarities of blocks, and with
-//           them the share that --similarity leaves to --keep
+// expect    a phase "order" that moves 12 d bytes per token and head; similarities of blocks grow,
+//           and with them the share that --similarity leaves to --keep
 // supports  as s4_predict, on a canvas (--inputs field:) only: no causal mask, no window
 // source    SpargeAttn (arXiv 2502.18137): Hilbert order
 #include <algorithm>
@@ -198,7 +198,8 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   mbarrier_arrive(&smem.q_full[q.index()]);  // no Q: wakes the consumers, which read the end mark
 }
 
-// Another one loads K_j and V_j of the list as stages become free, and publishes the block's index.
+// K/V producer: another thread loads the listed K_j and V_j as stages become free, and publishes
+// the block's index.
 template <class Element, class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
                                            const TensorMap& mapK, const TensorMap& mapV,
@@ -333,7 +334,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // This warp has read the block index, and has finished reading K.
   const auto release_k = [&] {
     n_block = smem.n_block[kv.index()];
-    __syncwarp();  // all lanes have read `work` before lane 0 arrives
+    __syncwarp();  // all lanes have read the index before lane 0 arrives
     consumer_release(smem.k_empty, kv);
   };
   //! [mmas]
@@ -381,7 +382,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   bool more = true;
   int nth = 1;  // of the tile's listed blocks
   do {
-    // blocks without a mask
+    // blocks that need no mask, then those that do
     for (; nth < unmasked; ++nth) process_kv_block(nth, std::false_type{});
     for (; nth < count; ++nth) process_kv_block(nth, std::true_type{});
     const WorkTile& last = smem.work[q.count % kWorkRing];

@@ -2,7 +2,8 @@
 //
 // parent    s7_int8
 // change    A small kernel sorts the tiles of each section by the length of their lists, longest
-//           first (lpt_order.h).
+//           first (lpt_order.h). Sections are sized for one byte per element of K and V, so they
+//           have twice as many heads, and more short tiles to fill the end.
 // why       A tile of low self-similarity visits all blocks, four times as many as others. Tiles
 //           are taken as SMs become free, from the last of a sequence to its first; a long tile
 //           taken late leaves all other SMs idle until it has finished.
@@ -55,7 +56,9 @@ struct Config {
   static constexpr int kSlices = kHeadDim / kSliceColumns;
   static constexpr int kStages = 2;               // buffers for K, and for V
   static constexpr int kQStages = 2;              // buffers for Q
-  static constexpr int kVisitRing = 2 * kStages;  // block indices, read after K's release
+  // block indices: softmax reads them after K's stage has been released, so there are twice as many
+  // slots as stages
+  static constexpr int kVisitRing = 2 * kStages;
   // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
   // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
@@ -133,7 +136,7 @@ template <class Config>
 __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4],
                                                float (&row_max)[2], float (&row_sum)[2],
                                                float (&rescale)[2], float softmax_scale_log2) {
-  // exact: `max` is an integer, and so is the sum
+  // exact: the last two bits of the scale are 0; so is its sum with max, which is an integer
   const float bias = kScoreBias * softmax_scale_log2;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -191,7 +194,8 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
   mbarrier_arrive(&smem.q_full[q.index()]);  // no Q: wakes the consumers, which read the end mark
 }
 
-// Another one loads K_j and V_j of the list as stages become free, and publishes the block's index.
+// K/V producer: another thread loads the listed K_j and V_j as stages become free, and publishes
+// the block's index.
 template <class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
                                            const TensorMap& mapK, const TensorMap& mapV,
@@ -317,7 +321,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // S as int32, in the registers of s: a second array makes ptxas spill (q5 at d=128: 1252 bytes).
   auto& s_acc = reinterpret_cast<int (&)[kBlockN / 8][4]>(s);
   uint32_t p[kBlockN / 32][4];
-  // Factors of O before P V in flight, and before the next P V. While O is 0 any factor will do.
+  // rescale: factor of O when the P V in flight is added; next_rescale: when the next one is. While
+  // O is 0 any factor will do.
   float rescale[2] = {}, next_rescale[2];
   // S of a key block becomes P, masked if necessary.
   const auto softmax = [&] {

@@ -51,7 +51,9 @@ struct Config {
   static_assert(kBlockM == kScaleRows && kScaleRows % kBlockN == 0);
   static constexpr int kStages = 3;               // buffers for K, and for V
   static constexpr int kQStages = 2;              // buffers for Q
-  static constexpr int kVisitRing = 2 * kStages;  // block indices, read after K's release
+  // block indices: softmax reads them after K's stage has been released, so there are twice as many
+  // slots as stages
+  static constexpr int kVisitRing = 2 * kStages;
   // Wait for V after its block's softmax. Earlier, ptxas waits for P V before the exponentials: 5 %
   // at d=128.
   static constexpr bool kAwaitsVLate = kHeadDim == 128;
@@ -234,7 +236,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
-    // Tiles in q8 may extend past the last scales, and reuse those.
+    // As in q8, whose tiles of 192 rows may extend past the last scales; tiles of 128 do not.
     const float4* const gScales = reinterpret_cast<const float4*>(descales.q(work.q_head, 0));
     const int last = descales.tiles_q * (ThreadGroups::kQ / 4) - 1;
 #pragma unroll 1  // more at once would exceed the producer's registers
@@ -252,7 +254,8 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
   mbarrier_arrive(&smem.q_full[q.index()]);  // no Q: wakes the consumers, which read the end mark
 }
 
-// Another one loads K_j and V_j of the list as stages become free, and publishes the block's index.
+// K/V producer: another thread loads the listed K_j and V_j as stages become free, and publishes
+// the block's index.
 template <class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const TensorMap& mapK,
                                            const TensorMap& mapV, const Descales& descales,
