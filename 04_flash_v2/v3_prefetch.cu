@@ -193,8 +193,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
   for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block) {
-    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits are
-    // for group 0.
+    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits
+    // wait for all groups.
     //! [pipeline]
     cp_async_wait<0>();
     __syncthreads();  // K_j is visible; all warps have read V_j-1

@@ -4,10 +4,10 @@
 // change    Each warp computes S for its 16 keys of a tile. The warps exchange row maxima and store
 //           P in 16 bits to shared memory. Each warp multiplies all of P by its columns of V.
 // why       A warp that owns keys holds all columns of O: 64 registers per thread for 16 rows at
-//           d=128, so more rows do not fit. Now nothing is left to reduce across warps, at the
-//           price of three barriers per tile.
-// expect    fewer registers; the partial result is stored sooner after the last key; barriers in
-//           the loop
+//           d=128, so more rows do not fit. With columns per warp only l is reduced across warps,
+//           at the price of three barriers per tile.
+// expect    fewer registers; the partial result is stored sooner after the last key; more stalls
+//           on barriers, which are now in the loop
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include <algorithm>
 
@@ -31,10 +31,12 @@ template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 16;
   static constexpr int kBlockN = 16;  // keys per tile of a warp
+  // d=64: 8 warps would own 8 columns each, less than the 16 of an ldmatrix.x4. d=256: two stages
+  // of 8 warps exceed shared memory.
   static constexpr int kNumWarps = kHeadDim == 128 ? 8 : 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
-  static constexpr int kLanes = kHeadDim / 8;             // lanes per row, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows per load of a warp
+  static constexpr int kLanes = kHeadDim / 8;             // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // keys per load of a warp
   static constexpr int kColumns = kHeadDim / kNumWarps;   // columns of O per warp
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
@@ -50,7 +52,7 @@ struct SharedStorage {
   alignas(16) Element sP[Config::kRows][Config::kTile + 8];
   float sMax[Config::kNumWarps][Config::kRows];  // in log2 units
   float sSum[Config::kNumWarps][Config::kRows];
-  bool last;  // this block reduces the splits of the row
+  bool last;  // this block arrived last and reduces the splits of the row block
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sP, sMax, sSum, last)
 };
 // XOR swizzle: offset of element (row, col) in a tile [kBlockN, kHeadDim]. 16-byte chunks of a row
@@ -207,7 +209,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_commit();
     //! [load_q]
     float o[Config::kColumns / 8][4] = {};  // unnormalised
-    // in log2 units; row_sum of this lane's keys
+    // max in log2 units; sum over this lane's keys
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     const KvRange kv_range[2] = {

@@ -4,7 +4,7 @@
 // change    Up to four MMAs of 16 rows share each fragment of K and V. Q stays in shared memory.
 // why       Several queries per sequence times the heads of a group exceed 16 rows, and each
 //           further row tile reads K and V again. With O split by columns the registers suffice.
-// expect    time flat up to 64 rows; dram__bytes_read.sum of K and V once
+// expect    time flat up to 64 rows; dram__bytes_read.sum is that of reading K and V once
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include <algorithm>
 
@@ -30,10 +30,12 @@ struct Config {
   static constexpr int kRowTiles = kRowTiles_;  // 16-row MMA tiles
   static constexpr int kHeadDim = kHeadDim_, kRows = 16 * kRowTiles;
   static constexpr int kBlockN = 16;  // keys per tile of a warp
+  // d=64: 8 warps would own 8 columns each, less than the 16 of an ldmatrix.x4. d=256: two stages
+  // of 8 warps exceed shared memory.
   static constexpr int kNumWarps = kHeadDim == 128 ? 8 : 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
-  static constexpr int kLanes = kHeadDim / 8;             // lanes per row, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows per load of a warp
+  static constexpr int kLanes = kHeadDim / 8;             // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // keys per load of a warp
   static constexpr int kColumns = kHeadDim / kNumWarps;   // columns of O per warp
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
@@ -49,7 +51,7 @@ struct SharedStorage {
   alignas(16) Element sP[Config::kRows][Config::kTile + 8];
   float sMax[Config::kNumWarps][Config::kRows];  // in log2 units
   float sSum[Config::kNumWarps][Config::kRows];
-  bool last;  // this block reduces the splits of the row
+  bool last;  // this block arrived last and reduces the splits of the row block
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sP, sMax, sSum, last)
 };
 // XOR swizzle: offset of element (row, col) in a tile [kBlockN, kHeadDim]. 16-byte chunks of a row
@@ -217,7 +219,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     struct RowTile {                          // state of this thread for 16 rows
       float o[Config::kColumns / 8][4] = {};  // unnormalised
-      // in log2 units; row_sum of this lane's keys
+      // max in log2 units; sum over this lane's keys
       float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
       KvRange kv_range[2];
     } row_tile[Config::kRowTiles];
@@ -243,7 +245,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     int stage = 0;
     for (int key0 = keys.begin; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
       cp_async_wait<kStages - 2>();
-      __syncthreads();  // this tile is visible; all warps have read the previous tile
+      __syncthreads();  // Q and this tile are visible; all warps have read the previous tile
       load_kv(key0 + first + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
       //! [pipeline]
       // (3) S = Q K^T, -inf where masked.

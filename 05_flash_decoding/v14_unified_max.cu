@@ -7,7 +7,8 @@
 //           here they are weighted as in v13, because some may have used the running max.
 // why       Softmax is shift-invariant: any reference works while the exponentials neither overflow
 //           nor lose precision.
-// expect    wait stalls, instructions; gpu__time_duration.sum where the loop is not hidden
+// expect    fewer wait stalls and instructions; gpu__time_duration.sum falls where the loop is not
+//           hidden behind the loads
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 // source    Hong et al., FlashDecoding++ (arXiv 2311.01282), section 3
 #include <algorithm>
@@ -35,8 +36,8 @@ struct Config {
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
-  static constexpr int kLanes = kHeadDim / 8;             // lanes per row, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows per load of a warp
+  static constexpr int kLanes = kHeadDim / 8;             // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // keys per load of a warp
   static constexpr int kParts = kNumWarps;                // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
@@ -62,7 +63,7 @@ struct SharedStorage {
   alignas(16) Element sQ[Config::kRows][Config::kHeadDim];
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // this block reduces the splits of the row
+  bool last;  // this block arrived last and reduces the splits of the row block
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sMax, sSum, last)
 };
 // O of each warp, in the memory of K and V. The padding avoids bank conflicts: half a warp stores
@@ -263,7 +264,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         // (3) S = Q K^T, -inf where masked.
         float s[kBlockN / 8][4] = {};
         gemm_qk<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
-        // (4) Online softmax.
+        // (4) Softmax with the constant; with the running max if the warp has started again.
         //! [softmax]
 #pragma unroll
         for (int n = 0; n < kBlockN / 8; ++n)

@@ -34,7 +34,7 @@ struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 64;
   static constexpr int kBlockN = 64, kTile = kBlockN;             // keys per tile
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;  // one warpgroup
-  static constexpr int kLanes = kHeadDim / 8;                     // lanes per row, 16 bytes each
+  static constexpr int kLanes = kHeadDim / 8;                     // lanes per key, 16 bytes each
   static constexpr int kRowsPerLoad = kThreads / kLanes;          // rows per load of the block
   static constexpr int kStages = kHeadDim == 64 ? 8 : kHeadDim == 128 ? 6 : 3;  // pipeline stages
   static constexpr int kBlocksPerSm = 1;
@@ -46,7 +46,7 @@ struct SharedStorage {
   alignas(1024) Element sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(1024) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(1024) Element sQ[Config::kRows * Config::kHeadDim];
-  bool last;  // this block reduces the splits of the row
+  bool last;  // this block arrived last and reduces the splits of the row block
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, last)
 };
 // 128-byte swizzle: offset of element (row, col) in a tile of 64 rows.
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     cp_async_commit();
     //! [load_q]
     float o[kHeadDim / 8][4] = {};  // unnormalised
-    // in log2 units; row_sum of this lane's keys
+    // max in log2 units; sum over this lane's keys
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     const KvRange kv_range[2] = {
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const auto consumer_wait = [&](auto pending) {
       cp_async_wait<pending.value>();
       fence_proxy_async();  // this thread's copies are visible to wgmma (async proxy)
-      __syncthreads();      // the tile is visible; all warps have finished P V of the previous tile
+      __syncthreads();      // Q and the tile are visible; P V of the previous tile is complete
     };
     //! [pipeline]
     // (3) S = Q K^T; in the loop, of the next tile together with P V of this tile.

@@ -31,8 +31,8 @@ struct Config {
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
-  static constexpr int kLanes = kHeadDim / 8;             // lanes per row, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows per load of a warp
+  static constexpr int kLanes = kHeadDim / 8;             // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // keys per load of a warp
   static constexpr int kParts = kNumWarps;                // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
@@ -46,7 +46,7 @@ struct SharedStorage {
   alignas(16) Element sQ[Config::kRows][Config::kHeadDim];
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // this block reduces the splits of the row
+  bool last;  // this block arrived last and reduces the splits of the row block
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sMax, sSum, last)
 };
 // O of each warp, in the memory of K and V. The padding avoids bank conflicts: half a warp stores
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_commit();
     //! [load_q]
     float o[kHeadDim / 8][4] = {};  // unnormalised
-    // in log2 units; row_sum of this lane's keys
+    // max in log2 units; sum over this lane's keys
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     // With features the scores are scaled to log2 units before the mask.
     const float softmax_scale_log2 = kFeatures ? 1 : shape.softmax_scale * kLog2e;

@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   // (1) Load Q, which stays in registers.
   float q[kRows][8], o[kRows][8] = {};        // O is unnormalised
-  float row_max[kRows], row_sum[kRows] = {};  // in log2 units; row_sum of this lane's keys
+  float row_max[kRows], row_sum[kRows] = {};  // max in log2 units; sum over this lane's keys
   KvRange kv_range[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
   }
 
-  // (6) Reduce across warps.
+  // (6) Reduce across the groups of lanes of all warps.
   //! [merge]
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {

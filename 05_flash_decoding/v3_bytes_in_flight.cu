@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   // (1) Load Q, which stays in registers.
   float q[kRows][8], o[kRows][8] = {};        // O is unnormalised
-  float row_max[kRows], row_sum[kRows] = {};  // in log2 units; row_sum of this lane's keys
+  float row_max[kRows], row_sum[kRows] = {};  // max in log2 units; sum over this lane's keys
   KvRange kv_range[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
   int stage = 0;
   for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
-    // this stage was read one tile ago
+    // refill the stage that this lane read last; no other lane reads its chunks
     load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
     cp_async_wait<kStages - 1>();
     uint4 k[Config::kKeys], v[Config::kKeys];
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
   }
 
-  // (6) Reduce across warps.
+  // (6) Reduce across the groups of lanes of all warps.
   //! [merge]
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {

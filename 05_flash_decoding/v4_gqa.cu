@@ -5,9 +5,9 @@
 //           Each element of K and V that it loads serves all of them.
 // why       In the parent each query head of a group reads the same K and V: once from HBM, but
 //           once per query head from L2.
-// expect    lts__t_bytes.sum falls by the rows per block. CUDA cores become the bottleneck: two
-//           multiply-adds per element and row, and the conversion to fp32; time grows with the
-//           group size
+// expect    lts__t_bytes.sum falls by the rows per block. CUDA cores become the bottleneck: one
+//           multiply-add per element of K or V and row, and the conversion to fp32; time grows with
+//           the group size
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   // (1) Load Q, which stays in registers.
   float q[kRows][8], o[kRows][8] = {};        // O is unnormalised
-  float row_max[kRows], row_sum[kRows] = {};  // in log2 units; row_sum of this lane's keys
+  float row_max[kRows], row_sum[kRows] = {};  // max in log2 units; sum over this lane's keys
   KvRange kv_range[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
   int stage = 0;
   for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
-    // this stage was read one tile ago
+    // refill the stage that this lane read last; no other lane reads its chunks
     load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
     cp_async_wait<kStages - 1>();
     uint4 k[Config::kKeys], v[Config::kKeys];
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
   }
 
-  // (6) Reduce across warps.
+  // (6) Reduce across the groups of lanes of all warps.
   //! [merge]
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {

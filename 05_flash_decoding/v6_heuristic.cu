@@ -3,8 +3,9 @@
 // parent    v5_packed_rows
 // change    The host evaluates a model of the launch time for each number of splits and takes the
 //           fastest. With a single split the block stores O directly and no combine kernel runs.
-// why       Too few splits leave SMs idle. Each split adds a start and a partial result. A number
-//           of blocks that is not a multiple of the SMs leaves the last wave half empty.
+// why       Too few splits leave SMs idle. Each split adds the fixed cost of a block and a partial
+//           result. A number of blocks that is not a multiple of the SMs leaves the last wave half
+//           empty.
 // expect    gpu__time_duration.sum close to that of the best number in an exhaustive sweep
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include "attn/kernel.h"
@@ -25,8 +26,8 @@ struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 16;
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
-  static constexpr int kLanes = kHeadDim / 8;              // lanes per row, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;         // rows per load of a warp
+  static constexpr int kLanes = kHeadDim / 8;              // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;         // keys per load of a warp
   static constexpr int kParts = kNumWarps;                 // partial results per row
   static constexpr int kStages = kHeadDim <= 128 ? 3 : 2;  // pipeline stages per warp
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
@@ -146,7 +147,7 @@ __global__ void __launch_bounds__(Config::kThreads)
               : 0;
     }
   float o[kHeadDim / 8][4] = {};  // unnormalised
-  // in log2 units; row_sum of this lane's keys
+  // max in log2 units; sum over this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   const KvRange kv_range[2] = {

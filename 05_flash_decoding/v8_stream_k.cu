@@ -33,8 +33,8 @@ struct Config {
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;        // keys per tile of the block
-  static constexpr int kLanes = kHeadDim / 8;              // lanes per row, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;         // rows per load of a warp
+  static constexpr int kLanes = kHeadDim / 8;              // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;         // keys per load of a warp
   static constexpr int kParts = kNumWarps;                 // partial results per row
   static constexpr int kStages = kHeadDim <= 128 ? 3 : 2;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = kHeadDim <= 128 ? 2 : 1;
@@ -47,7 +47,7 @@ struct SharedStorage {
   alignas(16) Element sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // this block reduces the splits of the row
+  bool last;  // this block arrived last and reduces the splits of the row block
   ATTN_MEMBERS(SharedStorage, sK, sV, sMax, sSum, last)
 };
 // O of each warp, in the memory of K and V. The padding avoids bank conflicts: half a warp stores
@@ -55,7 +55,7 @@ struct SharedStorage {
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim + 8];
 template <class Config>
-using SplitWeights = float[Config::kRows][kMaxRuns];  // in the memory of K and V, in the reduction
+using SplitWeights = float[Config::kRows][kMaxRuns];  // in the memory of K and V
 
 // XOR swizzle: offset of element (row, col) in a tile [kBlockN, kHeadDim]. 16-byte chunks of a row
 // are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks.
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                 : 0;
       }
     float o[kHeadDim / 8][4] = {};  // unnormalised
-    // in log2 units; row_sum of this lane's keys
+    // max in log2 units; sum over this lane's keys
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     const KvRange kv_range[2] = {

@@ -1,13 +1,13 @@
 // v9_eight_warps: one thread block of eight warps per SM instead of two of four.
 //
 // parent    v8_stream_k
-// change    Eight warps per block and one block per SM. Two stages per warp instead of three keep
-//           as many keys in flight per block and half as many per SM, which is still enough. The
-//           block loads Q once, through shared memory, for all warps. At d=256 there is no room for
-//           more warps, so only the load of Q changes.
+// change    Eight warps per block and one block per SM. At d=128 two stages per warp instead of
+//           three keep as many keys in flight per block and half as many per SM, which is still
+//           enough; d=64 has room for four. The block loads Q once, through shared memory, for all
+//           warps. At d=256 there is no room for more warps, so only the load of Q changes.
 // why       The fixed cost of a block does not depend on its number of keys: the scan of the
 //           lengths, the load of Q, the reduction across warps, the stored partial result.
-// expect    half as many partial results; gpu__time_duration.sum at short caches
+// expect    half as many partial results; gpu__time_duration.sum falls at short caches
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include <algorithm>
 
@@ -33,8 +33,8 @@ struct Config {
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
-  static constexpr int kLanes = kHeadDim / 8;             // lanes per row, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows per load of a warp
+  static constexpr int kLanes = kHeadDim / 8;             // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // keys per load of a warp
   static constexpr int kParts = kNumWarps;                // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
@@ -48,7 +48,7 @@ struct SharedStorage {
   alignas(16) Element sQ[Config::kRows][Config::kHeadDim];
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // this block reduces the splits of the row
+  bool last;  // this block arrived last and reduces the splits of the row block
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sMax, sSum, last)
 };
 // O of each warp, in the memory of K and V. The padding avoids bank conflicts: half a warp stores
@@ -56,7 +56,7 @@ struct SharedStorage {
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim + 8];
 template <class Config>
-using SplitWeights = float[Config::kRows][kMaxRuns];  // in the memory of K and V, in the reduction
+using SplitWeights = float[Config::kRows][kMaxRuns];  // in the memory of K and V
 
 // XOR swizzle: offset of element (row, col) in a tile [kBlockN, kHeadDim]. 16-byte chunks of a row
 // are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks.
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_commit();
     //! [load_q]
     float o[kHeadDim / 8][4] = {};  // unnormalised
-    // in log2 units; row_sum of this lane's keys
+    // max in log2 units; sum over this lane's keys
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     const KvRange kv_range[2] = {

@@ -30,7 +30,8 @@ using Descales = TensorDescales;  // one scale per tensor
 constexpr float kPScale = 8;               // log2 units: P is scaled by 256
 constexpr float kRescaleThreshold = 0.8f;  // P <= 2^8.8 = 446, below e4m3's largest, 448
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
-// Ring of the newest query tiles. Up to five are in use, from the one being stored to the next one.
+// Ring of query tiles. Up to five are in use: the one whose O is being stored, the current one, two
+// whose Q is loaded or loading, and the one being described.
 constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is used by __syncthreads; kPingPong + w lets warpgroup w issue its MMAs.
@@ -49,7 +50,8 @@ struct Config {
   static constexpr int kQStages = 2;                                 // buffers for Q
   static constexpr bool kUsesPingPong = kHeadDim == 256;
   // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
-  // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
+  // to a multiple of 8: 168 for 384 threads, 128 for 512. Requesting more than the pool has
+  // deadlocks.
   static constexpr int kProducerRegisters = kNumConsumers == 3 ? 32 : 24;
   static constexpr int kConsumerRegisters = kNumConsumers == 3 ? 160 : 240;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
@@ -69,7 +71,9 @@ struct SharedStorage {
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
   // mbarriers: all consumer warps have released the tile
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  uint64_t work_full[2], prefetch;  // mbarriers: a WorkTile is written; take the next tile
+  // mbarriers: a WorkTile is written; take the next tile. Two of the former suffice: the Q producer
+  // waits for prefetch, so it is at most one tile ahead of the K/V producer.
+  uint64_t work_full[2], prefetch;
   WorkTile work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
                work_full, prefetch, work)
@@ -86,7 +90,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
   const SmemDescriptor q = smem_descriptor_e4m3<kRow>(sQ), k = smem_descriptor_e4m3<kRow>(sK);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 columns are 32 bytes; a panel has 128
+  for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 of a panel's 128 columns, 32 bytes
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma_e4m3(s, q + (panel * Config::kBlockM * 128 + inside),
                k + (panel * Config::kBlockN * 128 + inside), i > 0);
@@ -160,7 +164,7 @@ template <class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const TensorMap& mapQ,
                                           const Shape& shape, const TileScheduler& scheduler) {
   PipelineState<Config::kQStages> q;
-  // One count for three rings
+  // q.count also indexes work_full (2 slots), prefetch (1) and the ring of WorkTiles
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = scheduler.first(); index < scheduler.count();
@@ -177,7 +181,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
   smem.work[q.count % kWorkRing] = WorkTile{};  // end of work
   mbarrier_arrive(&smem.work_full[ring().index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
-  mbarrier_arrive(&smem.q_full[q.index()]);
+  mbarrier_arrive(&smem.q_full[q.index()]);  // no Q: wakes the consumers, which read the end mark
 }
 
 // K/V producer: another thread loads K_j and V_j into empty stages.
@@ -275,7 +279,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     last_key = work.seqlen_k - 1;
     kv_range = work.kv_range;
     const bool more = work.row0 >= 0;
-    __syncwarp();  // all lanes have read it before lane 0 arrives
+    __syncwarp();  // all lanes have read `work` before lane 0 arrives
     return more;
   };
   const auto release_q = [&] {  // one arrival per warp
@@ -294,7 +298,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
 
   float o[kHeadDim / 8][4] = {};  // unnormalised
-  // max in log2 units; sum over this lane's keys
+  // reference for the row max, in log2 units; sum over this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 32][4];
@@ -307,6 +311,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
   //! [mmas]
   const auto issue_s = [&] {
+    // this warpgroup's 64 rows of the first panel; issue_qk advances to the other panels
     issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
                      smem.sK[kv.index()]);
   };

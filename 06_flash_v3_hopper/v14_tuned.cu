@@ -4,7 +4,7 @@
 // change    Tile sizes, warpgroups and stages per head dim come from a sweep (host/sweep.cu), which
 //           also decides where ping-pong and the lazy rescale are used.
 // why       Earlier steps use one configuration for all head dims, with smaller key tiles at d=256.
-// expect    gpu__time_duration.sum at d=64. At d=128 the sweep found the tiles of the earlier
+// expect    gpu__time_duration.sum falls at d=64. At d=128 the sweep found the tiles of the earlier
 //           steps, at d=256 it only turns ping-pong off.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, softcap
 #include <algorithm>
@@ -26,7 +26,8 @@ using namespace hopper;
 
 constexpr float kRescaleThreshold = 8;  // log2 units: P <= 2^8
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
-// Ring of the newest query tiles. Up to five are in use, from the one being stored to the next one.
+// Ring of query tiles. Up to five are in use: the one whose O is being stored, the current one, two
+// whose Q is loaded or loading, and the one being described.
 constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is used by __syncthreads; kPingPong + w lets warpgroup w issue its MMAs.
@@ -86,7 +87,9 @@ struct SharedStorage {
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
   // mbarriers: all consumer warps have released the tile
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  uint64_t work_full[2], prefetch;  // mbarriers: a WorkTile is written; take the next tile
+  // mbarriers: a WorkTile is written; take the next tile. Two of the former suffice: the Q producer
+  // waits for prefetch, so it is at most one tile ahead of the K/V producer.
+  uint64_t work_full[2], prefetch;
   WorkTile work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
                work_full, prefetch, work)
@@ -113,7 +116,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
   const SmemDescriptor q = smem_descriptor(sQ), k = smem_descriptor(sK);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes; a panel has 64
+  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 of a panel's 64 columns, 32 bytes
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma<Element, false>(s, q + (panel * Config::kBlockM * 128 + inside),
                           k + (panel * Config::kBlockN * 128 + inside), i > 0);
@@ -186,7 +189,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
                                           const int* gCuSeqlensK, const Shape& shape,
                                           const TileScheduler& scheduler) {
   PipelineState<Config::kQStages> q;
-  // One count for three rings
+  // q.count also indexes work_full (2 slots), prefetch (1) and the ring of WorkTiles
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = scheduler.first(); index < scheduler.count();
@@ -206,7 +209,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   smem.work[q.count % kWorkRing] = WorkTile{};  // end of work
   mbarrier_arrive(&smem.work_full[ring().index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
-  mbarrier_arrive(&smem.q_full[q.index()]);
+  mbarrier_arrive(&smem.q_full[q.index()]);  // no Q: wakes the consumers, which read the end mark
 }
 
 // K/V producer: another thread loads K_j and V_j into empty stages.
@@ -302,7 +305,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     last_key = work.seqlen_k - 1;
     kv_range = work.kv_range;
     const bool more = work.row0 >= 0;
-    __syncwarp();  // all lanes have read it before lane 0 arrives
+    __syncwarp();  // all lanes have read `work` before lane 0 arrives
     return more;
   };
   const auto release_q = [&] {  // one arrival per warp
@@ -321,7 +324,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
 
   float o[kHeadDim / 8][4] = {};  // unnormalised
-  // max in log2 units; sum over this lane's keys
+  // reference for the row max, in log2 units; sum over this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 16][4];
@@ -335,6 +338,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
   //! [mmas]
   const auto issue_s = [&] {
+    // this warpgroup's 64 rows of the first panel; issue_qk advances to the other panels
     issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
@@ -436,6 +440,7 @@ template <class Element, int kHeadDim>
 Status launch(const Arguments& args) {
   if (args.problem.softcap > 0) return launch<Element, WithSoftcap<kHeadDim>, true>(args);
   const bool is_short = kHeadDim == 64 && args.problem.masked() && args.problem.seqlen_k <= 1024;
+  // for other head dims both are Config<kHeadDim, false>, so no kernel is compiled twice
   return is_short ? launch<Element, Config<kHeadDim, kHeadDim == 64>, false>(args)
                   : launch<Element, Config<kHeadDim, false>, false>(args);
 }

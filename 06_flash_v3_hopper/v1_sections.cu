@@ -5,8 +5,8 @@
 //           describes one, as in all later steps. Heads come in sections whose K and V fit in L2,
 //           tiles have 128 keys (64 at d=256), and O is stored from registers in whole sectors.
 // why       The baseline that later steps compare Hopper's instructions with.
-// expect    dram__bytes_read.sum, where K and V of all heads do not fit in L2. The MMAs stay the
-//           same.
+// expect    dram__bytes_read.sum falls where K and V of all heads do not fit in L2. The MMAs stay
+//           the same.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -24,7 +24,7 @@ using namespace hopper;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kNumConsumers = 2;  // consumer warpgroups
+  static constexpr int kNumConsumers = 2;  // warpgroups; from v5 on a producer joins them
   static constexpr int kThreads = kWarpgroup * kNumConsumers;
   static constexpr int kBlockM = 64 * kNumConsumers;          // B_r
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;  // B_c
@@ -60,6 +60,7 @@ constexpr bool free_of_conflicts() {
 static_assert(free_of_conflicts<64>() && free_of_conflicts<128>() && free_of_conflicts<256>());
 //! [swizzle]
 
+// Alignment and numbers of stages are those that wgmma and TMA will need.
 template <class Element, class Config>
 struct SharedStorage {
   alignas(1024) Element sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
@@ -184,8 +185,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     // A warp skips a block that is fully masked for its rows.
     const bool idle = masked.value && (key0 > warp_row0 + 15 + shape.window_right ||
                                        key0 + kBlockN <= warp_row0 - shape.window_left);
-    // (2) V_j is in flight during Q K^T. Only the newest copy group is ever in flight, so both
-    // waits wait for all groups.
+    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits
+    // wait for all groups.
     //! [pipeline]
     cp_async_wait<0>();
     __syncthreads();  // K_j is visible; V_j-1 is no longer read
@@ -257,7 +258,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [loops]
   if (!next_work_tile()) return;
   do {
-    // (1) Load Q_i, which stays, and the first K_j.
+    // (1) Load Q_i, which stays, and the first K_j, in one copy group.
     load_tile<Config::kBlockM, Config>(smem.sQ[0], gQ, work.q_head, work.row0, work.seqlen_q);
     load(smem.sK[0], gK, kv_range.begin);
     int n_block = kv_range.begin;

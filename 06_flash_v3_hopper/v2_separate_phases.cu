@@ -7,8 +7,9 @@
 // why       In v1 a warp's exponentials alternate with its MMAs, 16 keys at a time, and a warp
 //           skips fully masked blocks. wgmma multiplies a whole tile for four warps and allows
 //           neither.
-// expect    gpu__time_duration.sum: no gain, because mma.sync is synchronous. P takes registers of
-//           its own; MMAs and exponentials overlap only if two warps are in different phases.
+// expect    gpu__time_duration.sum rises a little. A warp no longer interleaves its exponentials
+//           with its MMAs, so the two overlap only if two warps are in different phases. P takes
+//           registers of its own.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -26,7 +27,7 @@ using namespace hopper;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kNumConsumers = 2;  // consumer warpgroups
+  static constexpr int kNumConsumers = 2;  // warpgroups; from v5 on a producer joins them
   static constexpr int kThreads = kWarpgroup * kNumConsumers;
   static constexpr int kBlockM = 64 * kNumConsumers;          // B_r
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;  // B_c
@@ -61,6 +62,7 @@ constexpr bool free_of_conflicts() {
 static_assert(free_of_conflicts<64>() && free_of_conflicts<128>() && free_of_conflicts<256>());
 //! [swizzle]
 
+// Alignment and numbers of stages are those that wgmma and TMA will need.
 template <class Element, class Config>
 struct SharedStorage {
   alignas(1024) Element sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
@@ -90,7 +92,8 @@ __device__ void load_tile(Element* tile, const Element* g, int head, int row0, i
   }
 }
 
-// (3) S = Q K^T for the rows of this warp.
+// (3) S = Q K^T for the rows of this warp. Named as in v3, where it only issues; here S is complete
+// when it returns.
 //! [issue_qk]
 template <class Config, class Element>
 __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
@@ -112,7 +115,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
 }
 //! [issue_qk]
 
-// (5) O += P V for the rows of this warp.
+// (5) O += P V for the rows of this warp, complete when it returns.
 //! [issue_pv]
 template <class Config, class Element>
 __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
@@ -241,7 +244,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [loops]
   if (!next_work_tile()) return;
   do {
-    // (1) Load Q_i, which stays, and the first K_j and V_j.
+    // (1) Load Q_i, which stays, and the first K_j and V_j. Q is in K's copy group.
     load_tile<Config::kBlockM, Config>(smem.sQ[0], gQ, work.q_head, work.row0, work.seqlen_q);
     load(smem.sK[0], gK, kv_range.begin);
     load(smem.sV[0], gV, kv_range.begin);

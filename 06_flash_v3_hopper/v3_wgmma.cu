@@ -26,7 +26,7 @@ using namespace hopper;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kNumConsumers = 2;  // consumer warpgroups
+  static constexpr int kNumConsumers = 2;  // warpgroups; from v5 on a producer joins them
   static constexpr int kThreads = kWarpgroup * kNumConsumers;
   static constexpr int kBlockM = 64 * kNumConsumers;          // B_r
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;  // B_c
@@ -82,7 +82,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
   const SmemDescriptor q = smem_descriptor(sQ), k = smem_descriptor(sK);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes; a panel has 64
+  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 of a panel's 64 columns, 32 bytes
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma<Element, false>(s, q + (panel * Config::kBlockM * 128 + inside),
                           k + (panel * Config::kBlockN * 128 + inside), i > 0);
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [wait]
   const auto consumer_wait = [] {
     cp_async_wait<1>();   // the newest copy group, one tile, may be in flight
-    fence_proxy_async();  // makes them visible to wgmma (async proxy)
+    fence_proxy_async();  // this thread's copies are visible to wgmma (async proxy)
     __syncthreads();      // the copies of all threads are visible
   };
   //! [wait]
@@ -196,6 +196,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
   //! [mmas]
   const auto issue_s = [&] {
+    // this warpgroup's 64 rows of the first panel; issue_qk advances to the other panels
     issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
@@ -220,7 +221,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [loops]
   if (!next_work_tile()) return;
   do {
-    // (1) Load Q_i, which stays, and the first K_j and V_j.
+    // (1) Load Q_i, which stays, and the first K_j and V_j. Q is in K's copy group.
     load_tile<Config::kBlockM, Config>(smem.sQ[0], gQ, work.q_head, work.row0, work.seqlen_q);
     load(smem.sK[0], gK, kv_range.begin);
     load(smem.sV[0], gV, kv_range.begin);

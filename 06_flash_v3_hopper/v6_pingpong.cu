@@ -6,7 +6,7 @@
 //           the first computes its softmax.
 // why       Tensor cores and exponential units can run at the same time; in v5 both warpgroups
 //           often need the same unit at once.
-// expect    the tensor pipe is busy for more of the time, at best all of it.
+// expect    the tensor pipe is busy for more of the time
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 // source    FlashAttention-3 (arXiv 2407.08608), section 3.1
 #include <algorithm>
@@ -78,7 +78,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
   const SmemDescriptor q = smem_descriptor(sQ), k = smem_descriptor(sK);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes; a panel has 64
+  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 of a panel's 64 columns, 32 bytes
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma<Element, false>(s, q + (panel * Config::kBlockM * 128 + inside),
                           k + (panel * Config::kBlockN * 128 + inside), i > 0);
@@ -251,6 +251,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
   //! [mmas]
   const auto issue_s = [&] {
+    // this warpgroup's 64 rows of the first panel; issue_qk advances to the other panels
     issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };

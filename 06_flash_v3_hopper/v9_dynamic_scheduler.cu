@@ -6,8 +6,8 @@
 //           shared memory, together with Q.
 // why       v8 assigns tiles in advance, as if those of a round took equally long. With a mask they
 //           do not, and an SM with shorter ones is idle at the end.
-// expect    with a mask: SMs that end together. Without one all tiles are equal, and little
-//           changes.
+// expect    with a mask gpu__time_duration.sum falls, because the SMs finish at the same time.
+//           Without one all tiles are equal, and little changes.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
@@ -26,7 +26,7 @@ namespace ATTN_BACKEND::v9_dynamic_scheduler {
 using namespace attn;
 using namespace hopper;
 
-// Ring of the newest query tiles. Up to two are in use, the current one and the next one.
+// Ring of query tiles. Up to two are in use, the current one and the next one.
 constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is used by __syncthreads; kPingPong + w lets warpgroup w issue its MMAs.
@@ -86,7 +86,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
   const SmemDescriptor q = smem_descriptor(sQ), k = smem_descriptor(sK);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes; a panel has 64
+  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 of a panel's 64 columns, 32 bytes
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma<Element, false>(s, q + (panel * Config::kBlockM * 128 + inside),
                           k + (panel * Config::kBlockN * 128 + inside), i > 0);
@@ -169,7 +169,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
   }
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
   smem.work[q.count % kWorkRing] = WorkTile{};  // end of work
-  mbarrier_arrive(&smem.q_full[q.index()]);
+  mbarrier_arrive(&smem.q_full[q.index()]);  // no Q: wakes the consumers, which read the end mark
 }
 //! [producer]
 
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     last_key = work.seqlen_k - 1;
     kv_range = work.kv_range;
     const bool more = work.row0 >= 0;
-    __syncwarp();  // all lanes have read it before lane 0 arrives
+    __syncwarp();  // all lanes have read `work` before lane 0 arrives
     return more;
   };
   const auto release_q = [&] {  // one arrival per warp
@@ -260,6 +260,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
   //! [mmas]
   const auto issue_s = [&] {
+    // this warpgroup's 64 rows of the first panel; issue_qk advances to the other panels
     issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };

@@ -1,11 +1,12 @@
 // a1_append: stores K and V of new tokens to their pages, with RoPE on K.
 //
+// parent    none: an operation of its own
 // change    A projection writes K and V of the new tokens contiguously. This kernel copies each
 //           token to its slot, which the page table gives. With a rotary embedding it first rotates
 //           K by the token's position: columns c and c + d/2 by the angle of c.
 // why       Keys are rotated once, when they are stored. Decoding reads rotated keys, and no
 //           separate pass reads and writes K again.
-// expect    dram__throughput: the rate of a copy
+// expect    dram__throughput reaches the rate of a copy
 // supports  fp16, bf16; head dims 64, 128, 256; any page size, any number of new tokens (if a
 //           sequence is shorter than that, the first ones are padding)
 // source    Su et al., RoFormer (arXiv 2104.09864)

@@ -1,10 +1,11 @@
 // c1_copy: copies a list of pages in one launch.
 //
+// parent    none: an operation of its own
 // change    One block per page and tensor; each thread has four 16-byte chunks in flight.
 // why       Copy-on-write: before a sequence appends to a shared page, the page's tokens are copied
 //           to a page of its own. Beam search forks many sequences at once, so copies come in
 //           lists.
-// expect    dram__throughput: the rate of a copy
+// expect    dram__throughput reaches the rate of a copy
 // supports  fp16, bf16; head dims 64, 128, 256; any page size
 #include "attn/kernel.h"
 #include "kernels/splits.h"

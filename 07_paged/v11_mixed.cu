@@ -43,11 +43,13 @@ struct Config {
   static constexpr int kNumWarps = kPrefillWarps, kThreads = 32 * kNumWarps, kBlocksPerSm = 2;
   static constexpr int kWarpRows = kBlockM / kNumWarps;
   static constexpr int kTiles = kWarpRows / 16;  // 16-row MMAs per warp
-  // 16-column fragments of Q that stay in registers; none at d=128, for lack of registers.
+  // 16-column fragments of Q that stay in registers. At d=128 none fit next to O of 32 rows per
+  // warp; at d=256 a tile has half as many rows.
   static constexpr int kQSteps = kHeadDim == 64 ? 4 : kHeadDim == 256 ? 8 : 0;
   static constexpr int kRowBytes = 2 * kHeadDim;
   static constexpr int kSwizzleChunks =
-      kHeadDim % 64 == 0 ? 8 : 4;  // 16-byte chunks that the swizzle permutes
+      // 16-byte chunks that the swizzle permutes: 8 for all head dims of this chapter
+      kHeadDim % 64 == 0 ? 8 : 4;
   static constexpr int kCopyRows = kThreads / kSwizzleChunks;  // rows that the block copies at once
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
@@ -59,8 +61,10 @@ struct SharedStorage {
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
   int sSlots[2][Config::kBlockN];  // slots of the keys of this block and the next
-  const int* pages;   // [max_pages] of the sequence; and values needed only in the epilogue:
-  Sequence sequence;  // here they occupy no registers
+  // Here, because they are needed rarely and would occupy registers: the sequence's row of the page
+  // table, and what the epilogue needs.
+  const int* pages;  // [max_pages]
+  Sequence sequence;
   int row0;
   ATTN_MEMBERS(SharedStorage, ticket, sK, sV, sQ, sSlots, pages, sequence, row0)
 };
@@ -175,7 +179,7 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHead
 //! [output]
 
 // One query tile of one head. Called by all threads of a block. `smem` is free before the call, and
-// after it once the caller has passed a barrier; smem.work may be overwritten at once.
+// after it once the caller has passed a barrier; smem.ticket may be overwritten at once.
 template <class Element, class Config>
 __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& smem,
                                              const MixedWork& work, const Element* gQ,
@@ -240,7 +244,7 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
       load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
   }
   float o[kTiles][kHeadDim / 8][4] = {};  // unnormalised
-  // max in log2 units; sum over this lane's keys
+  // reference for the row max, in log2 units; sum over this lane's keys
   float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
@@ -252,8 +256,8 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
     const bool idle =
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
-    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits are
-    // for group 0.
+    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits
+    // wait for all groups.
     //! [pipeline]
     cp_async_wait<0>();
     __syncthreads();  // K_j is visible; all warps have read V_j-1

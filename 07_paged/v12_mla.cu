@@ -47,7 +47,7 @@ struct SharedStorage {
   alignas(16) Element sP[Config::kRows][Config::kTile + 8];
   float sMax[Config::kNumWarps][Config::kRows];  // in log2 units
   float sSum[Config::kNumWarps][Config::kRows];
-  bool last;  // this block reduces the parts of the row block
+  bool last;  // this block arrived last and reduces the parts of the row block
   ATTN_MEMBERS(SharedStorage, sK, sQ, sP, sMax, sSum, last)
 };
 // XOR swizzle: offset of element (row, col) in a tile [kBlockN, kHeadDim]. 16-byte chunks of a row
@@ -228,8 +228,8 @@ __global__ void __launch_bounds__(Config::kThreads)
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
-    // (2) Issue K_j and V_j, kStages - 1 tiles ahead. Past the last tile the cp.async groups are
-    // empty.
+    // (2) Issue K_j, which contains V_j, kStages - 1 tiles ahead. Past the last tile the cp.async
+    // groups are empty.
     //! [pipeline]
     constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
     const int first = warp_id * kBlockN;  // this warp's first key in a tile

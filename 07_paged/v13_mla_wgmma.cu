@@ -51,7 +51,7 @@ struct SharedStorage {
   float sRescale[Config::kRows];  // rescale factor of O before P V of a tile
   float sMax[Config::kRows];      // in log2 units
   float sSum[Config::kRows];
-  bool last;  // this block reduces the parts of the row block
+  bool last;  // this block arrived last and reduces the parts of the row block
   ATTN_MEMBERS(SharedStorage, sK, sQ, sP, sRescale, sMax, sSum, last)
 };
 // Swizzled offset of element (row, col) in a tile of 64 rows.
@@ -217,13 +217,13 @@ __global__ void __launch_bounds__(Config::kThreads)
     //! [load_q]
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     float o[Config::kColumns / 8][4] = {};  // unnormalised
-    // max in log2 units; sum over this lane's keys
+    // reference for the row max, in log2 units; sum over this lane's keys
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     const KvRange kv_range[2] = {
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
-    // (2) Issue K_j one tile ahead, by the second warpgroup.
+    // (2) Issue K_j, which contains V_j, one tile ahead, by the second warpgroup.
     //! [pipeline]
     // Slot of this lane's key of the tile at key0; past the end, that of the last key.
     const auto look_up = [&](int key0) {

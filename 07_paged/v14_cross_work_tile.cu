@@ -31,8 +31,8 @@ struct Config {
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
-  static constexpr int kLanes = kHeadDim / 8;             // lanes per row, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows per load of a warp
+  static constexpr int kLanes = kHeadDim / 8;             // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // keys per load of a warp
   static constexpr int kParts = kNumWarps;                // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr bool kQStays = kHeadDim <= 128;  // in registers; for lack of them not at d=256
@@ -47,8 +47,8 @@ struct SharedStorage {
   alignas(16) Element sQ[Config::kRows][Config::kHeadDim];
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  int sStage[Config::kParts];  // offset of a warp's part of O
-  bool last;                   // this block reduces the parts of the row block
+  int sStage[Config::kParts];  // stage that holds a warp's part of O
+  bool last;                   // this block arrived last and reduces the parts of the row block
   ATTN_MEMBERS(SharedStorage, sKV, sQ, sMax, sSum, sStage, last)
 };
 // A warp's part of O [kRows, d] in fp32 has the size of a stage. Swizzle of chunks of eight floats:

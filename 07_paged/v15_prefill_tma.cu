@@ -9,8 +9,8 @@
 //           zeros.
 // why       The keys of a tile lie in several pages. One warp issues a box only about every 47
 //           cycles. Rows past the end may be NaN, and 0 times NaN is NaN.
-// expect    the time of chapter 06's step on contiguous K and V; gpu__time_duration.sum by page
-//           size, as boxes become smaller
+// expect    with large pages the time of chapter 06's step on contiguous K and V;
+//           gpu__time_duration.sum rises as pages, and so boxes, become smaller
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, ragged batches, causal, windows, GQA;
 //           page sizes that are multiples of 8, so that a box is whole atoms of the swizzle
 #include <algorithm>
@@ -34,7 +34,8 @@ using namespace splits;
 
 constexpr float kRescaleThreshold = 8;  // log2 units: P <= 2^8
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
-// Ring of the newest query tiles. Up to five are in use, from the one being stored to the next one.
+// Ring of query tiles. Up to five are in use: the one whose O is being stored, the current one, two
+// whose Q is loaded or loading, and the one being described.
 constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is used by __syncthreads; kPingPong + w lets warpgroup w issue its MMAs.
@@ -93,8 +94,8 @@ struct SharedStorage {
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
   // mbarriers: all consumer warps have released the tile
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  // mbarriers of the tile ring: a tile is described; take the next one. K's warp may be tiles ahead
-  // of V's.
+  // mbarriers: a WorkTile is written; take the next tile. Four of the former: K's warp signals
+  // prefetch, so the Q producer may be up to three tiles ahead of V's warp.
   uint64_t work_full[4], prefetch;
   WorkTile work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
@@ -112,7 +113,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
   const SmemDescriptor k = with_stride_byte_offset(smem_descriptor(sK), Config::kGroupBytes);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes; a panel has 64
+  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 of a panel's 64 columns, 32 bytes
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma<Element, false>(s, q + (panel * Config::kBlockM * 128 + inside),
                           k + (panel * 1024 + inside), i > 0);
@@ -185,7 +186,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
                                           const int* gSeqused, const Shape& shape,
                                           const TileScheduler& scheduler) {
   PipelineState<Config::kQStages> q;
-  // One count for three rings
+  // q.count also indexes work_full (4 slots), prefetch (1) and the ring of WorkTiles
   const auto ring = [&] { return PipelineState<4>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = scheduler.first(); index < scheduler.count();
@@ -205,7 +206,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   smem.work[q.count % kWorkRing] = WorkTile{};  // end of work
   mbarrier_arrive(&smem.work_full[ring().index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
-  mbarrier_arrive(&smem.q_full[q.index()]);
+  mbarrier_arrive(&smem.q_full[q.index()]);  // no Q: wakes the consumers, which read the end mark
 }
 
 // K/V producers: one warp loads K_j, another V_j, into empty stages. Each lane issues one box of
@@ -216,7 +217,8 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
                                            const TensorMap& mapRow, const Pages& pages) {
   constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim * 2;
   constexpr int kPanels = Config::kHeadDim / 64;
-  const auto lane = [] { return thread_index() % kWarp; };  // saves one register of 32
+  // a variable would take one of 32 registers
+  const auto lane = [] { return thread_index() % kWarp; };
   const int box_rows = pages.box_rows, boxes = kBlockN / box_rows;
   const int own_row = lane() * box_rows;
   PipelineState<Config::kStages> kv;
@@ -285,10 +287,12 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& sm
 
 template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    attention_kernel(const __grid_constant__ TensorMap mapQ,    // [B Hq, d / 64, seqlen_q, 64]
-                     const __grid_constant__ TensorMap mapK,    // pool, [Hkv d / 64, tokens, 64]
-                     const __grid_constant__ TensorMap mapV,    // as K
-                     const __grid_constant__ TensorMap mapRow,  // V, boxes of one row
+    attention_kernel(const __grid_constant__ TensorMap mapQ,  // [B Hq, d / 64, seqlen_q, 64]
+                     // pool, [tokens / 8, Hkv d / 64, 8, 64]
+                     const __grid_constant__ TensorMap mapK,
+                     const __grid_constant__ TensorMap mapV,  // as K
+                     // V, [tokens, Hkv d / 64, 64]: one row
+                     const __grid_constant__ TensorMap mapRow,
                      Element* __restrict__ gO,  // [B, Hq, seqlen_q, d] or [tokens, Hq, d]
                      float* __restrict__ gLse,  // [B, Hq, seqlen_q] or [Hq, tokens]
                      const int* __restrict__ gCuSeqlensQ,  // [B + 1]; null if not ragged
@@ -299,7 +303,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // Broadcast from lane 0, so that the compiler knows it is warp-uniform. Then tile addresses stay
   // in uniform registers, which wgmma requires.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
-  // Factor still to be applied to scores, including log2(e).
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   if (threadIdx.x == 0) init_barriers(smem);
   __syncthreads();  // barriers are initialised
@@ -340,7 +343,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     last_key = work.seqlen_k - 1;
     kv_range = work.kv_range;
     const bool more = work.row0 >= 0;
-    __syncwarp();  // all lanes have read it before lane 0 arrives
+    __syncwarp();  // all lanes have read `work` before lane 0 arrives
     return more;
   };
   const auto release_q = [&] {  // one arrival per warp
@@ -359,7 +362,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
 
   float o[kHeadDim / 8][4] = {};  // unnormalised
-  // max in log2 units; sum over this lane's keys
+  // reference for the row max, in log2 units; sum over this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 16][4];
@@ -372,6 +375,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
   //! [mmas]
   const auto issue_s = [&] {
+    // this warpgroup's 64 rows of the first panel; issue_qk advances to the other panels
     issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
@@ -474,6 +478,7 @@ Status launch(const Arguments& args) {
 template <class Element, int kHeadDim>
 Status launch(const Arguments& args) {
   const bool is_short = kHeadDim == 64 && args.problem.masked() && args.problem.seqlen_k <= 1024;
+  // for other head dims both are Config<kHeadDim, false>, so no kernel is compiled twice
   return is_short ? launch<Element, Config<kHeadDim, kHeadDim == 64>>(args)
                   : launch<Element, Config<kHeadDim, false>>(args);
 }

@@ -49,7 +49,7 @@ struct Config {
   static constexpr int kOutDim = kLatentValues;        // the first columns of K are V
   static constexpr int kBlockN = 64, kTile = kBlockN;  // keys per tile
   static constexpr int kConsumers = 2 * kWarpgroup, kThreads = kConsumers + kWarpgroup;
-  static constexpr int kNumWarps = kConsumers / kWarp;  // consumer threads
+  static constexpr int kNumWarps = kConsumers / kWarp;  // consumer warps
   static constexpr int kColumns = kOutDim / 2;          // columns of O per warpgroup
   // Panels of 64 columns per half: the left one has V's first four; the right one V's last four and
   // the RoPE part, which is not part of V. And the first panel of a half.
@@ -74,7 +74,7 @@ struct SharedStorage {
   // mbarriers: bytes have landed; the buffer is released. For K [tile][half]: a half is released by
   // the side that multiplies it as V, the last one to read it.
   uint64_t q_full, q_empty, k_full[2][2], k_empty[2][2];
-  bool last;  // this block reduces the parts of the row block
+  bool last;  // this block arrived last and reduces the parts of the row block
   ATTN_MEMBERS(SharedStorage, sK, sQ, sP, sMax, sSum, q_full, q_empty, k_full, k_empty, last)
 };
 // Swizzled offset of element (row, col) in a panel of 64 rows.
@@ -93,7 +93,7 @@ __device__ __forceinline__ void issue_s(float (&s)[Config::kBlockN / 8][4], cons
       with_stride_byte_offset(smem_descriptor(sK + Config::begin(kHalf)), kPanels * 1024);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < kPanels * 4; ++i) {  // 16 columns are 32 bytes; a panel has 64
+  for (int i = 0; i < kPanels * 4; ++i) {  // 16 of a panel's 64 columns, 32 bytes
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma<Element, false>(s, q + (panel * Config::kRows * 128 + inside),
                           k + (panel * 1024 + inside), kHalf > 0 || i > 0);
@@ -209,7 +209,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
 
   for (int idx = pieces.begin(); idx < pieces.end(); ++idx, q.advance()) {
     float o[Config::kColumns / 8][4] = {};  // unnormalised
-    // max in log2 units, common to both sides; sum over this side's tiles
+    // reference for the row max, in log2 units, common to both sides; sum over this side's tiles
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     float s[kBlockN / 8][4];
     uint32_t p[kBlockN / 16][4];
@@ -333,9 +333,9 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
         even_tile(n);
         wgmma_wait<0>(o);
         consumer_release(0);
-        receive_p([] {});
+        receive_p([] {});  // no MMA to await before O is rescaled
         other_product(1);
-        wgmma_wait<0>(o);  // slower with the next S queued first
+        wgmma_wait<0>(o);  // before the next S: issuing that first was slower
         consumer_release(1);
       }
       if (n < tiles) even_tile(n);

@@ -6,7 +6,7 @@
 //           threads per query head and sequence runs on CUDA cores.
 // why       A contiguous cache reserves the longest possible length for each sequence. With pages a
 //           sequence only occupies what it uses.
-// expect    lts__t_bytes.sum: K and V are read once per query head of a group
+// expect    lts__t_bytes.sum grows with the group: K and V are read once per query head
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows, GQA
 // source    Kwon et al., PagedAttention (arXiv 2309.06180)
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
   }
 
-  // (6) Reduce across warps.
+  // (6) Reduce across the groups of lanes of all warps.
   //! [merge]
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {

@@ -7,8 +7,8 @@
 // why       Sequences that start with the same tokens share pages, but decoding reads them once per
 //           sequence, for a few rows each time. Attention over a union of key sets is the merge of
 //           attention over each set, so the prefix can be computed separately.
-// expect    bytes of K and V: a prefix counts once instead of once per sequence; its time is now
-//           that of MMAs
+// expect    fewer bytes of K and V: a prefix is read once instead of once per sequence; its time is
+//           now that of MMAs
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows (with one on the left nothing is shared), GQA; scales from 1e-37
 // source    FlashInfer's cascade attention (arXiv 2501.01005)
@@ -36,11 +36,13 @@ struct Config {
   static constexpr int kNumWarps = kPrefillWarps, kThreads = 32 * kNumWarps, kBlocksPerSm = 2;
   static constexpr int kWarpRows = kBlockM / kNumWarps;
   static constexpr int kTiles = kWarpRows / 16;  // 16-row MMAs per warp
-  // 16-column fragments of Q that stay in registers; none at d=128, for lack of registers.
+  // 16-column fragments of Q that stay in registers. At d=128 none fit next to O of 32 rows per
+  // warp; at d=256 a tile has half as many rows.
   static constexpr int kQSteps = kHeadDim == 64 ? 4 : kHeadDim == 256 ? 8 : 0;
   static constexpr int kRowBytes = 2 * kHeadDim;
   static constexpr int kSwizzleChunks =
-      kHeadDim % 64 == 0 ? 8 : 4;  // 16-byte chunks that the swizzle permutes
+      // 16-byte chunks that the swizzle permutes: 8 for all head dims of this chapter
+      kHeadDim % 64 == 0 ? 8 : 4;
   static constexpr int kCopyRows = kThreads / kSwizzleChunks;  // rows that the block copies at once
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
@@ -51,8 +53,10 @@ struct SharedStorage {
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
   int sSlots[2][Config::kBlockN];  // slots of the keys of this block and the next
-  const int* pages;  // [max_pages] of a sequence; and the work tile, needed only in the epilogue:
-  PrefixWork work;   // here it occupies no registers
+  // Here, because they are needed rarely and would occupy registers: a sequence's row of the page
+  // table, and the work tile.
+  const int* pages;  // [max_pages]
+  PrefixWork work;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sSlots, pages, work)
 };
 
@@ -215,7 +219,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
   const int* const pages = gTable + int64_t{work.sequence} * max_pages;
   if (threadIdx.x == 0) smem.pages = pages, smem.work = work;
-  // (1) Issue Q_i, which stays, and the first K_j.
+  // (1) Issue Q_i, which stays, and the first K_j. Here kv_range is never empty; the tests are
+  // v7's.
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
   if (kv_range.begin < kv_range.end) {
     load_tile<kBlockM, Config>(smem.sQ, work.rows - work.row0, [&](int row) {
@@ -239,15 +244,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
   }
   float o[kTiles][kHeadDim / 8][4] = {};  // unnormalised
-  // max in log2 units; sum over this lane's keys
+  // reference for the row max, in log2 units; sum over this lane's keys
   float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
   // One key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
-    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits are
-    // for group 0.
+    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits
+    // wait for all groups.
     //! [pipeline]
     cp_async_wait<0>();
     __syncthreads();  // K_j is visible; all warps have read V_j-1
@@ -345,6 +350,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   if (idx >= rows) return;
   const int each = shape.heads / shape.kv_heads * shape.seqlen_q;
   const int head = idx / each % shape.kv_heads, b = idx / (each * shape.kv_heads);
+  // of[1]: first partial result; of[2], of[3]: the sequence's first row and all rows of the group
   const int *const of = gPrefixOf + 4 * b, parts = of[0];
   if (parts == 0) return;  // no shared prefix
   const auto partial_index = [&](int n) {

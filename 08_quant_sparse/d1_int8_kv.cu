@@ -8,7 +8,8 @@
 // why       A decode step is bound by the bytes of K and V: half the bytes, half the time. A
 //           value's scale as a factor of P would overflow or underflow fp16. As part of the
 //           exponent, P is 1 where weight times scale is largest.
-// expect    dram__bytes_read.sum by half; gpu__time_duration.sum; smsp__inst_executed.sum
+// expect    dram__bytes_read.sum and gpu__time_duration.sum fall by half; smsp__inst_executed.sum
+//           grows by the conversions
 // supports  --dtype int8, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
 #include <algorithm>
@@ -32,7 +33,7 @@ using namespace flash_decoding;
 using namespace splits;
 
 using Element = __nv_bfloat16;  // type of the inputs and of O
-using Codes = Int8Codes;  // bytes per cache row
+using Codes = Int8Codes;  // one code per byte
 
 template <int kHeadDim_>
 struct Config {
@@ -40,9 +41,9 @@ struct Config {
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = kHeadDim <= 128 ? 16 : 8, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
-  static constexpr int kLanes = kHeadDim / 16;  // lanes per row, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows per load of a warp
-  static constexpr int kParts = kNumWarps;                 // per row
+  static constexpr int kLanes = kHeadDim / 16;  // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;  // keys per load of a warp
+  static constexpr int kParts = kNumWarps;                 // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
   static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 16 : 1;  // fragments of Q in registers
@@ -59,7 +60,7 @@ struct SharedStorage {
   float sQScale[Config::kRows], sQSum[Config::kRows];
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // this block reduces the splits of the row
+  bool last;  // this block arrived last and reduces the splits of the row block
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
 // Partial O of the warps, in the space of K and V. A quarter warp stores 16 bytes per lane, of two
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
     __syncthreads();  // Q of all warps is visible
-    uint32_t q[Config::kQSteps][4];  // B operands of the first MMA, if registers suffice
+    uint32_t q[Config::kQSteps][4];  // A operands of Q K^T, if registers suffice
 #pragma unroll
     for (int step = 0; step < Config::kQSteps; ++step)
       load_q_step<Config>(q[step], &smem.sQ[0][0], step);
@@ -258,7 +259,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       gemm_qk<Config>(s, q, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
       // (4) Online softmax.
       //! [softmax]
-      float max[2] = {row_max[0], row_max[1]}, inverse[kBlockN / 8][2];  // log2 of V's descales
+      float max[2] = {row_max[0], row_max[1]}, inverse[kBlockN / 8][2];  // 1 / V's descales
 #pragma unroll
       for (int n = 0; n < kBlockN / 8; ++n)
 #pragma unroll

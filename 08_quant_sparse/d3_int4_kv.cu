@@ -1,14 +1,14 @@
 // d3_int4_kv: int4 KV cache with zero points, two codes per byte.
 //
 // parent    d1_int8_kv
-// change    The codes cover a token's minimum to its maximum; the meaning of code 8, the middle,
-//           is stored next to the scale. It factors out of both sums: q . k = scale q . (code - 8)
-//           + middle sum(q), with sum(q) known once Q is loaded; and in P V it adds one number per
+// change    The codes cover a token's minimum to its maximum; the value of code 8, the middle, is
+//           stored next to the scale. It factors out of both sums: q . k = scale q . (code - 8) +
+//           middle sum(q), with sum(q) known once Q is loaded; and in P V it adds one number per
 //           row, accumulated alongside l. A word has eight codes, operands of two MMAs, with Q's
 //           and O's columns in matching order.
 // why       A symmetric scale wastes codes on the side that a token's numbers do not reach; with
 //           sixteen codes that is too expensive.
-// expect    dram__bytes_read.sum, half of d1; smsp__inst_executed.sum
+// expect    dram__bytes_read.sum falls to half of d1's; smsp__inst_executed.sum grows
 // supports  --dtype int4, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
 // source    QServe (arXiv 2405.04532), section 5.1
@@ -33,7 +33,7 @@ using namespace flash_decoding;
 using namespace splits;
 
 using Element = __nv_bfloat16;  // type of the inputs and of O
-using Codes = Int4Codes;  // bytes per cache row
+using Codes = Int4Codes;  // two 4-bit codes per byte
 
 template <int kHeadDim_>
 struct Config {
@@ -41,9 +41,9 @@ struct Config {
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = kHeadDim <= 128 ? 16 : 8, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
-  static constexpr int kLanes = kRowBytes / 16;  // lanes per row, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows per load of a warp
-  static constexpr int kParts = kNumWarps;                 // per row
+  static constexpr int kLanes = kRowBytes / 16;  // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;  // keys per load of a warp
+  static constexpr int kParts = kNumWarps;                 // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 8 : 4;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
   static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 16 : 1;  // fragments of Q in registers
@@ -60,7 +60,7 @@ struct SharedStorage {
   float sQScale[Config::kRows], sQSum[Config::kRows];
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // this block reduces the splits of the row
+  bool last;  // this block arrived last and reduces the splits of the row block
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
 // Partial O of the warps, in the space of K and V. A quarter warp stores 16 bytes per lane, of two
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
     __syncthreads();  // Q of all warps is visible
-    uint32_t q[Config::kQSteps][4];  // B operands of the first MMA, if registers suffice
+    uint32_t q[Config::kQSteps][4];  // A operands of Q K^T, if registers suffice
 #pragma unroll
     for (int step = 0; step < Config::kQSteps; ++step)
       load_q_step<Config>(q[step], &smem.sQ[0][0], step);
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       // (4) Online softmax.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
-      // log2 of V's scales; zero points in units of codes
+      // 1 / V's scales; zero points in units of codes
       float inverse[kBlockN / 8][2], zero[kBlockN / 8][2];
 #pragma unroll
       for (int n = 0; n < kBlockN / 8; ++n)

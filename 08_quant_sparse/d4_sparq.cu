@@ -7,7 +7,7 @@
 //           choose together.
 // why       A decode step is bound by the bytes of the cache. Columns can be read contiguously
 //           only from a transposed copy of K.
-// expect    dram__bytes_read.sum
+// expect    dram__bytes_read.sum falls to a fraction of the cache
 // supports  --operation sparq, one query; bf16; head dims 64, 128, 256; lengths on the device, GQA
 // source    SparQ (arXiv 2312.04985), algorithm 1
 #include "attn/kernel.h"
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int key0 = static_cast<int>(blockIdx.y) * kTile, seqlen_k = gSeqused[head / sizes.kv_heads];
   const int x = static_cast<int>(threadIdx.x) % kTile, y = static_cast<int>(threadIdx.x) / kTile;
   for (int i = y; i < kTile; i += Config::kThreads / kTile) {
-    const bool exists = key0 + i < seqlen_k;  // the padding is never read
+    const bool exists = key0 + i < seqlen_k;  // K past the end is not read
     sK[i][x] = exists ? gK[(head * sizes.seqlen_k + key0 + i) * kHeadDim + col0 + x]
                       : from_float<Element>(0);
   }
@@ -231,7 +231,7 @@ __device__ __forceinline__ int sum_before(int value, int (&s)[Config::kNumWarps]
   __syncthreads();  // the sums of all warps are visible
   int all = sum - value;
   for (int n = 0; n < warp; ++n) all += s[n];
-  __syncthreads();  // the codes are no longer read
+  __syncthreads();  // the sums of all warps have been read
   return all;
 }
 
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     choose_kernel(const float* __restrict__ gGuesses, const int* __restrict__ gSeqused, Sizes sizes,
                   unsigned* __restrict__ gShares,  // [B Hkv, padded]
                   int* __restrict__ gChosen, float* __restrict__ gAlpha) {
-  __shared__ float sMax[sparq::kMaxGroup], sSum[sparq::kMaxGroup];  // sum over the heads
+  __shared__ float sMax[sparq::kMaxGroup], sSum[sparq::kMaxGroup];  // of each head's estimates
   __shared__ float sReduced[Config::kThreads];
   __shared__ int sCount[256], sWarps[Config::kNumWarps];
   static_assert(Config::kThreads == 256, "a thread has a digit");

@@ -8,7 +8,7 @@
 // why       Two fifths of d5's instructions convert codes: per pair an AND, an OR with the bits of
 //           1024, and a subtraction. Without the ORs and K's subtractions, a fifth of all
 //           instructions disappears.
-// expect    smsp__inst_executed.sum
+// expect    smsp__inst_executed.sum falls by a fifth
 // supports  --dtype int4, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
 #include <algorithm>
@@ -33,7 +33,7 @@ using namespace flash_decoding;
 using namespace splits;
 
 using Element = __nv_bfloat16;  // type of the inputs and of O
-using Codes = Int4Denormals;  // bytes per cache row
+using Codes = Int4Denormals;  // two 4-bit codes per byte
 
 template <int kHeadDim_>
 struct Config {
@@ -41,9 +41,9 @@ struct Config {
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = kHeadDim <= 128 ? 16 : 8, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
-  static constexpr int kLanes = kRowBytes / 16;  // lanes per row, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows per load of a warp
-  static constexpr int kParts = kNumWarps;                 // per row
+  static constexpr int kLanes = kRowBytes / 16;  // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;  // keys per load of a warp
+  static constexpr int kParts = kNumWarps;                 // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 8 : 4;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
@@ -59,11 +59,12 @@ struct SharedStorage {
   float sQScale[Config::kRows], sQSum[Config::kRows];
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // this block reduces the splits of the row
+  bool last;  // this block arrived last and reduces the splits of the row block
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
-// Partial O of the warps, in the space of K and V. A quarter warp stores 16 bytes per lane, two
-// neighbours of each of four rows. These are 32 bytes apart, which avoids bank conflicts.
+// Partial O of the warps, in the space of K and V. XOR swizzle of columns: the 8 lanes of a quarter
+// warp store 16 bytes each, two neighbours of each of rows r, r + 2, r + 4, r + 6. Without it,
+// these rows would start at the same bank; with it, they are 32 bytes apart.
 __device__ __forceinline__ int swizzled_column(int row, int col) { return col ^ row / 2 * 8; }
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
@@ -265,7 +266,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
     __syncthreads();  // Q of all warps is visible
-    uint32_t q[kHeadDim / 32][4];  // A fragments of Q K^T
+    uint32_t q[kHeadDim / 32][4];  // B fragments of S^T = K Q^T
     load_q_steps<Config>(q, &smem.sQ[0][0]);
     const float scale_log2[2] = {shape.softmax_scale * kLog2e * smem.sQScale[quad_col],
                                  shape.softmax_scale * kLog2e * smem.sQScale[quad_col + 1]};
@@ -277,20 +278,20 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       cp_async_wait<kStages - 1>();
       __syncwarp();  // this tile's copies of all lanes are visible
       //! [pipeline]
-      // (3) S = Q K^T, -inf where a key is masked. The MMAs' sums are 2^-10 of it, because of the
+      // (3) S^T = K Q^T, -inf where a key is masked. The MMAs' sums are 2^-10 of it, because of the
       // factors in Q (denormals.h).
       float s[4] = {};  // keys quad_row and quad_row + 8, two rows each
       gemm_qk<Config>(s, q, &smem.sK[warp_id][stage][0][0]);
       // (4) Online softmax.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
-      float inverse[2], zero[2];  // log2 of V's scales; zero points in units of codes
+      float inverse[2], zero[2];  // 1 / V's scales; zero points in units of codes
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int j = key0 + quad_row + 8 * i;
         const uint2 descale = smem.sDescale[warp_id][stage][j - key0 / 2 * 2];
         const Affine of_k = affine_of(descale.x), of_v = affine_of(descale.y);
-        // the meaning of code 0
+        // the value of code 0
         const float least = fmaf(-Codes::kMiddle, of_k.scale, of_k.middle);
         inverse[i] = of_v.scale > 0 ? __fdividef(1, of_v.scale) : 0;
         zero[i] = of_v.scale > 0 ? of_v.middle * inverse[i] : 0;
@@ -322,7 +323,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
         row_zero[i % 2] = fmaf(s[i], zero[i / 2], row_zero[i % 2]);
       }
       //! [softmax]
-      // (5) O += P V
+      // (5) O^T += V^T P^T
       gemm_pv<Config>(o, s, &smem.sV[warp_id][stage][0][0]);
     }
 
@@ -424,7 +425,7 @@ Status launch(const Arguments& args) {
   return Status::unsupported("only head dims 64, 128 and 256");
 }
 
-// Fills the cache, once. There are more row blocks than in d3, and one counter for each.
+// Fills the cache, once, and clears the counters of the row blocks.
 Status prepare(const Arguments& args) {
   if (const Status status = quantise_cache4<Codes>(args); !status.ok()) return status;
   using Pass = QuantisePass;

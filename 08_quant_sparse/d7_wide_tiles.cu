@@ -6,7 +6,7 @@
 // why       A third of d6's instructions per 16 keys does not depend on the number of keys: copy
 //           addresses, a wait, a vote, a branch. And while one block merges its partials or loads
 //           Q, the other streams.
-// expect    smsp__inst_executed.sum; dram__throughput, most with many heads
+// expect    smsp__inst_executed.sum falls; dram__throughput grows, most with many heads
 // supports  --dtype int4, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
 #include <algorithm>
@@ -31,7 +31,7 @@ using namespace flash_decoding;
 using namespace splits;
 
 using Element = __nv_bfloat16;  // type of the inputs and of O
-using Codes = Int4Denormals;  // bytes per cache row
+using Codes = Int4Denormals;  // two 4-bit codes per byte
 
 template <int kHeadDim_>
 struct Config {
@@ -39,9 +39,9 @@ struct Config {
   static constexpr int kBlockN = kHeadDim <= 128 ? 32 : 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 8, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
-  static constexpr int kLanes = kRowBytes / 16;  // lanes per row, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows per load of a warp
-  static constexpr int kParts = kNumWarps;                 // per row
+  static constexpr int kLanes = kRowBytes / 16;  // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;  // keys per load of a warp
+  static constexpr int kParts = kNumWarps;                 // partial results per row
   static constexpr int kStages = kHeadDim == 128 ? 3 : 4;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = kHeadDim <= 128 ? 2 : 1;
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
@@ -57,11 +57,12 @@ struct SharedStorage {
   float sQScale[Config::kRows], sQSum[Config::kRows];
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // this block reduces the splits of the row
+  bool last;  // this block arrived last and reduces the splits of the row block
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
-// Partial O of the warps, in the space of K and V. Lanes that store together have 32 bytes of each
-// of four rows. These are 32 bytes apart, which avoids bank conflicts.
+// Partial O of the warps, in the space of K and V. XOR swizzle of columns: the 8 lanes of a quarter
+// warp store 16 bytes each, two neighbours of each of rows r, r + 2, r + 4, r + 6. Without it,
+// these rows would start at the same bank; with it, they are 32 bytes apart.
 __device__ __forceinline__ int swizzled_column(int row, int col) { return col ^ row / 2 * 8; }
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
@@ -271,7 +272,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
     __syncthreads();  // Q of all warps is visible
-    uint32_t q[kHeadDim / 32][4];  // A fragments of Q K^T
+    uint32_t q[kHeadDim / 32][4];  // B fragments of S^T = K Q^T
     load_q_steps<Config>(q, &smem.sQ[0][0]);
     const float scale_log2[2] = {shape.softmax_scale * kLog2e * smem.sQScale[quad_col],
                                  shape.softmax_scale * kLog2e * smem.sQScale[quad_col + 1]};
@@ -283,21 +284,21 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       cp_async_wait<kStages - 1>();
       __syncwarp();  // this tile's copies of all lanes are visible
       //! [pipeline]
-      // (3) S = Q K^T, -inf where a key is masked. The MMAs' sums are 2^-10 of it, because of the
+      // (3) S^T = K Q^T, -inf where a key is masked. The MMAs' sums are 2^-10 of it, because of the
       // factors in Q (denormals.h).
       float s[kBlockN / 16][4] = {};  // keys quad_row and quad_row + 8 of 16, two rows each
       gemm_qk<Config>(s, q, &smem.sK[warp_id][stage][0][0]);
       // (4) Online softmax.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
-      // log2 of V's scales; zero points in units of codes
+      // 1 / V's scales; zero points in units of codes
       float inverse[kBlockN / 8], zero[kBlockN / 8];
 #pragma unroll
       for (int i = 0; i < kBlockN / 8; ++i) {
         const int j = key0 + quad_row + 8 * i;
         const uint2 descale = smem.sDescale[warp_id][stage][j - key0 / 2 * 2];
         const Affine of_k = affine_of(descale.x), of_v = affine_of(descale.y);
-        // the meaning of code 0
+        // the value of code 0
         const float least = fmaf(-Codes::kMiddle, of_k.scale, of_k.middle);
         inverse[i] = of_v.scale > 0 ? __fdividef(1, of_v.scale) : 0;
         zero[i] = of_v.scale > 0 ? of_v.middle * inverse[i] : 0;
@@ -330,7 +331,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
         row_zero[i % 2] = fmaf(x, zero[i / 2], row_zero[i % 2]);
       }
       //! [softmax]
-      // (5) O += P V
+      // (5) O^T += V^T P^T
       gemm_pv<Config>(o, s, &smem.sV[warp_id][stage][0][0]);
     }
 
@@ -433,7 +434,7 @@ Status launch(const Arguments& args) {
   return Status::unsupported("only head dims 64, 128 and 256");
 }
 
-// Fills the cache, once. There are more row blocks than in d3, and one counter for each.
+// Fills the cache, once, and clears the counters of the row blocks.
 Status prepare(const Arguments& args) {
   if (const Status status = quantise_cache4<Codes>(args); !status.ok()) return status;
   using Pass = QuantisePass;

@@ -7,7 +7,8 @@
 //           newest 128 to 159 tokens are fp16.
 // why       K's channels differ far more than its tokens do. A per-token scale has to cover the
 //           largest channel.
-// expect    O's error where channels have a bias; smsp__inst_executed.sum grows, by q' and q z
+// expect    O's error falls where channels have a bias; smsp__inst_executed.sum grows, by q' and q
+//           z
 // supports  --dtype int4, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
 // source    KIVI (arXiv 2402.02750), section 3
@@ -34,7 +35,7 @@ using namespace flash_decoding;
 using namespace splits;
 
 using Element = __nv_bfloat16;  // type of the inputs and of O
-using Codes = Int4Denormals;  // bytes per cache row
+using Codes = Int4Denormals;  // two 4-bit codes per byte
 
 template <int kHeadDim_>
 struct Config {
@@ -42,9 +43,9 @@ struct Config {
   static constexpr int kBlockN = kHeadDim <= 128 ? 32 : 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 8, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
-  static constexpr int kLanes = kRowBytes / 16;  // lanes per row, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows per load of a warp
-  static constexpr int kParts = kNumWarps;                 // per row
+  static constexpr int kLanes = kRowBytes / 16;  // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;  // keys per load of a warp
+  static constexpr int kParts = kNumWarps;                 // partial results per row
   static constexpr int kStages = kHeadDim == 128 ? 3 : 4;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = kHeadDim <= 128 ? 2 : 1;
   static constexpr int kGroupBytes = group_bytes(kHeadDim);  // scales, zero points, two factors
@@ -62,11 +63,12 @@ struct SharedStorage {
   float sQScale[Config::kRows], sQSum[Config::kRows];  // of the rows of Q; the sums are unused
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // this block reduces the splits of the row
+  bool last;  // this block arrived last and reduces the splits of the row block
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sGroup, sQScale, sQSum, sMax, sSum, last)
 };
-// Partial O of the warps, in the space of K and V. Lanes that store together have 32 bytes of each
-// of four rows. These are 32 bytes apart, which avoids bank conflicts.
+// Partial O of the warps, in the space of K and V. XOR swizzle of columns: the 8 lanes of a quarter
+// warp store 16 bytes each, two neighbours of each of rows r, r + 2, r + 4, r + 6. Without it,
+// these rows would start at the same bank; with it, they are 32 bytes apart.
 __device__ __forceinline__ int swizzled_column(int row, int col) { return col ^ row / 2 * 8; }
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
@@ -127,7 +129,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 16][4], flo
 #pragma unroll
     for (int next = 0; next < kChunks; ++next) {
       const uint32_t(&b)[4] = q[chunk + next];
-      const uint2 scale = scales[4 * (chunk + next)];  // e5m2: the upper byte of fp16
+      // e5m2 is fp16's upper byte; 0x1404 takes a word's bytes 0 and 1, 0x3424 its bytes 2 and 3
+      const uint2 scale = scales[4 * (chunk + next)];
       scaled[next][0] = multiply_halves(b[0], bytes_of_two(scale.x, 0, 0x1404));
       scaled[next][1] = multiply_halves(b[1], bytes_of_two(scale.x, 0, 0x3424));
       scaled[next][2] = multiply_halves(b[2], bytes_of_two(scale.y, 0, 0x1404));
@@ -269,7 +272,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
     const int end = tile + count == tiles ? all.end : min(all.end, begin + count * Config::kTile);
     const int coded = coded_of(seqlen_k);
     const KvRange keys{begin, min(end, coded)};  // encoded keys
-    const int64_t row0 = int64_t{rows.bh_kv} * room_of(shape.seqlen_k);  // bytes per cache row
+    const int64_t row0 = int64_t{rows.bh_kv} * room_of(shape.seqlen_k);  // of the head in the cache
     auto* const sQ = reinterpret_cast<__half*>(smem.sGroup[Config::kStages - 1]);
 
     // (1) Load Q, which stays. Rows past the last become 0.
@@ -305,7 +308,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
     __syncthreads();  // Q of all warps is visible
-    uint32_t q[kHeadDim / 32][4];  // A fragments of Q K^T
+    uint32_t q[kHeadDim / 32][4];  // B fragments of S^T = K Q^T
     load_q_steps<Config>(q, sQ);
     __syncthreads();  // all warps have read Q, whose space a stage reuses
     const float scale_log2[2] = {shape.softmax_scale * kLog2e * smem.sQScale[quad_col],
@@ -316,7 +319,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
     //! [softmax]
     const auto softmax = [&]<int kTiles>(float (&s)[kTiles][4], int key0, auto of_value) {
       float max[2] = {row_max[0], row_max[1]};
-      // log2 of V's scales; zero points in units of codes
+      // 1 / V's scales; zero points in units of codes
       float inverse[2 * kTiles], zero[2 * kTiles];
 #pragma unroll
       for (int i = 0; i < 2 * kTiles; ++i) {
@@ -380,7 +383,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       cp_async_wait<kStages - 1>();
       __syncwarp();  // this tile's copies of all lanes are visible
       //! [pipeline]
-      // (3) S = q' K^T + q z: the MMAs' sums times the group's factors
+      // (3) S^T = K q'^T + z q^T: the MMAs' sums times the group's factors
       //! [scores]
       float s[kBlockN / 16][4] = {};  // keys quad_row and quad_row + 8 of 16, two rows each
       float of_zeros[4] = {};  // of the same rows; equal for all keys
@@ -395,7 +398,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       //! [scores]
       softmax(s, key0,
               [&](int i) { return smem.sDescale[warp_id][stage][quad_row + 8 * i]; });
-      // (5) O += P V
+      // (5) O^T += V^T P^T
       gemm_pv<Config>(o, s, &smem.sV[warp_id][stage][0][0]);
     }
 

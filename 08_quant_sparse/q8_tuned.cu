@@ -8,7 +8,7 @@
 // why       q5 adds P V of each tile to O in fp32: one FFMA per element of O, registers for both,
 //           and at d=256 tiles of 64 keys in slices. Its initial values are MOVs that this warp
 //           waits for, while a conversion takes less time than the exponential before it.
-// expect    smsp__inst_executed.sum
+// expect    smsp__inst_executed.sum below q5's; above f6's, by the conversions
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 // source    SageAttention2 (arXiv 2411.10958): smooth V, per-thread scales
 #include <algorithm>
@@ -34,7 +34,8 @@ using Descales = ThreadDescales;  // of Q and K: scales of a lane's part of a ti
 constexpr float kPScale = 8;               // log2 units: P is scaled by 256
 constexpr float kRescaleThreshold = 0.8f;  // P <= 2^8.8 = 446, below e4m3's largest, 448
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
-// Ring of the newest query tiles. Up to five are in use, from the one being stored to the next one.
+// Ring of query tiles. Up to five are in use: the one whose O is being stored, the current one, two
+// whose Q is loaded or loading, and the one being described.
 constexpr int kWorkRing = 8;
 
 //! [config]
@@ -54,7 +55,8 @@ struct Config {
   // at d=128.
   static constexpr bool kAwaitsVLate = kHeadDim == 128;
   // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
-  // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
+  // to a multiple of 8: 168 for 384 threads, 128 for 512. Requesting more than the pool has
+  // deadlocks.
   static constexpr int kProducerRegisters = kHeadDim == 64 ? 32 : kHeadDim == 128 ? 40 : 24;
   static constexpr int kConsumerRegisters = kHeadDim == 64 ? 160 : kHeadDim == 128 ? 232 : 240;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
@@ -76,7 +78,9 @@ struct SharedStorage {
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
   // mbarriers: all consumer warps have released the tile
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  uint64_t work_full[2], prefetch;  // mbarriers: a WorkTile is written; take the next tile
+  // mbarriers: a WorkTile is written; take the next tile. Two of the former suffice: the Q producer
+  // waits for prefetch, so it is at most one tile ahead of the K/V producer.
+  uint64_t work_full[2], prefetch;
   WorkTile work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_descale, k_descale, q_full, k_full, v_full, q_empty,
                k_empty, v_empty, work_full, prefetch, work)
@@ -93,7 +97,7 @@ __device__ __forceinline__ void issue_qk(int (&s)[Config::kBlockN / 8][4], const
   const SmemDescriptor q = smem_descriptor_e4m3<kRow>(sQ), k = smem_descriptor_e4m3<kRow>(sK);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 columns are 32 bytes; a panel has 128
+  for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 of a panel's 128 columns, 32 bytes
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma_s8(s, q + (panel * Config::kBlockM * 128 + inside),
              k + (panel * Config::kBlockN * 128 + inside), i > 0);
@@ -218,7 +222,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
                                           const Shape& shape, const TileScheduler& scheduler,
                                           const Descales& descales) {
   PipelineState<Config::kQStages> q;
-  // One count for three rings
+  // q.count also indexes work_full (2 slots), prefetch (1) and the ring of WorkTiles
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = scheduler.first(); index < scheduler.count();
@@ -242,7 +246,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
   smem.work[q.count % kWorkRing] = WorkTile{};  // end of work
   mbarrier_arrive(&smem.work_full[ring().index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
-  mbarrier_arrive(&smem.q_full[q.index()]);
+  mbarrier_arrive(&smem.q_full[q.index()]);  // no Q: wakes the consumers, which read the end mark
 }
 
 // K/V producer: another thread loads K_j and V_j into empty stages.
@@ -336,7 +340,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (more)
       q_scale_log2 = shape.softmax_scale * kLog2e *
                      smem.q_descale[q.index()][ThreadGroups::of_q(first_row())];
-    __syncwarp();  // all lanes have read it before lane 0 arrives
+    __syncwarp();  // all lanes have read `work` before lane 0 arrives
     return more;
   };
   const auto release_q = [&] {  // one arrival per warp
@@ -355,7 +359,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
 
   float o[kHeadDim / 8][4] = {};  // of one chunk, unnormalised
-  // max in log2 units; sum over this lane's keys
+  // reference for the row max, in log2 units; sum over this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   int s_acc[kBlockN / 8][4];  // S before its conversion to float

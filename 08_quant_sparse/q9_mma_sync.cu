@@ -1,6 +1,6 @@
 // q9_mma_sync: q3's scores with mma.sync, for GPUs without wgmma (sm_80 and later).
 //
-// parent    chapter 04's v11_wide_stores
+// parent    04_flash_v2/v11_wide_stores
 // change    S = Q K^T is an int8 mma.sync. A row of d codes has the bytes of d / 2 bf16 numbers,
 //           and ldmatrix moves bytes: tiles, swizzle and fragments of Q and K are those of half
 //           the head dim. Smooth K, per-thread scales and the pass are q3's; a lane has the same
@@ -50,7 +50,7 @@ template <class Element, class Config>
 struct SharedStorage {
   alignas(128) uint16_t sK[Config::kBlockN * Config::kCodes];  // [kBlockN, d], one byte each
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
-  alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d], one byte each; of O
+  alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]; Q: one byte each
   Sequence sequence;  // kept here until the end of the loop, to save registers
   int row0;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
   }
   float o[kTiles][kHeadDim / 8][4] = {};  // unnormalised
-  // max in log2 units; sum over this lane's keys
+  // reference for the row max, in log2 units; sum over this lane's keys
   float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
   const int kv_head = bh / (shape.heads / shape.kv_heads);
@@ -276,8 +276,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const bool idle =
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
-    // (2) V_j is in flight during Q K^T. Only the newest copy group is ever in flight, so both
-    // waits wait for all groups.
+    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits
+    // wait for all groups.
     //! [pipeline]
     cp_async_wait<0>();
     __syncthreads();  // K_j is visible; V_j-1 is no longer read

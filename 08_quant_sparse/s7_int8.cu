@@ -35,7 +35,8 @@ using Descales = ThreadDescales;  // scales of a lane's part of a tile
 
 constexpr float kPScale = 8;        // log2 units: P is scaled by 256
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
-// Ring of the newest query tiles. Up to five are in use, from the one being stored to the next one.
+// Ring of query tiles. Up to five are in use: the one whose O is being stored, the current one, two
+// whose Q is loaded or loading, and the one being described.
 constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is used by __syncthreads; kPingPong + w lets warpgroup w issue its MMAs.
@@ -54,7 +55,9 @@ struct Config {
   static constexpr int kSlices = kHeadDim / kSliceColumns;
   static constexpr int kStages = 2;               // buffers for K, and for V
   static constexpr int kQStages = 2;              // buffers for Q
-  static constexpr int kVisitRing = 2 * kStages;  // block indices, read after K's release
+  // block indices: softmax reads them after K's stage has been released, so there are twice as many
+  // slots as stages
+  static constexpr int kVisitRing = 2 * kStages;
   // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
   // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
@@ -77,7 +80,9 @@ struct SharedStorage {
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
   // mbarriers: all consumer warps have released the tile
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  uint64_t work_full[2], prefetch;  // mbarriers: a WorkTile is written; take the next tile
+  // mbarriers: a WorkTile is written; take the next tile. Two of the former suffice: the Q producer
+  // waits for prefetch, so it is at most one tile ahead of the K/V producer.
+  uint64_t work_full[2], prefetch;
   WorkTile work[kWorkRing];
   int n_block[Config::kVisitRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_descale, k_descale, q_full, k_full, v_full, q_empty,
@@ -95,7 +100,7 @@ __device__ __forceinline__ void issue_qk(int (&s)[Config::kBlockN / 8][4], const
   const SmemDescriptor q = smem_descriptor_e4m3<kRow>(sQ), k = smem_descriptor_e4m3<kRow>(sK);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 columns are 32 bytes; a panel has 128
+  for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 of a panel's 128 columns, 32 bytes
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma_s8(s, q + (panel * Config::kBlockM * 128 + inside),
              k + (panel * Config::kBlockN * 128 + inside), true);
@@ -130,7 +135,7 @@ template <class Config>
 __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4],
                                                float (&row_max)[2], float (&row_sum)[2],
                                                float (&rescale)[2], float softmax_scale_log2) {
-  // exact: `max` is an integer, and so is the sum
+  // exact: the last two bits of the scale are 0; so is its sum with max, which is an integer
   const float bias = kScoreBias * softmax_scale_log2;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -162,7 +167,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
                                           const Shape& shape, const TileScheduler& scheduler,
                                           const Descales& descales, const BlockLists& lists) {
   PipelineState<Config::kQStages> q;
-  // One count for three rings
+  // q.count also indexes work_full (2 slots), prefetch (1) and the ring of WorkTiles
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = scheduler.first(); index < scheduler.count();
@@ -184,10 +189,11 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
   smem.work[q.count % kWorkRing] = WorkTile{};  // end of work
   mbarrier_arrive(&smem.work_full[ring().index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
-  mbarrier_arrive(&smem.q_full[q.index()]);
+  mbarrier_arrive(&smem.q_full[q.index()]);  // no Q: wakes the consumers, which read the end mark
 }
 
-// Another one loads K_j and V_j of the list as stages become free, and publishes the block's index.
+// K/V producer: another thread loads the listed K_j and V_j as stages become free, and publishes
+// the block's index.
 template <class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
                                            const TensorMap& mapK, const TensorMap& mapV,
@@ -285,7 +291,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     const WorkTile& work = smem.work[q.count % kWorkRing];
     left = max(1, work.visits.count());
     const bool more = work.row0 >= 0;
-    __syncwarp();  // all lanes have read it before lane 0 arrives
+    __syncwarp();  // all lanes have read `work` before lane 0 arrives
     return more;
   };
   const auto release_q = [&] {  // one arrival per warp
@@ -311,7 +317,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // S as int32, in the registers of s: a second array makes ptxas spill (q5 at d=128: 1252 bytes).
   auto& s_acc = reinterpret_cast<int (&)[kBlockN / 8][4]>(s);
   uint32_t p[kBlockN / 32][4];
-  // Factors of O before P V in flight, and before the next P V. While O is 0 any factor will do.
+  // rescale: factor of O when the P V in flight is added; next_rescale: when the next one is. While
+  // O is 0 any factor will do.
   float rescale[2] = {}, next_rescale[2];
   // S of a key block becomes P, masked if necessary.
   const auto softmax = [&] {

@@ -19,7 +19,8 @@ inline int64_t rows_of_a_block(const Problem& p) {
   return rows;
 }
 
-// Resident blocks of v3 and later, limited by shared memory.
+// Blocks per SM that v2 to v7 split for: as many as the tiles of v3 leave room for in shared memory
+// at d=128 and d=256.
 inline int64_t blocks_per_sm(const Problem& p) { return p.head_dim <= 128 ? 2 : 1; }
 
 // As many splits as fill the 132 SMs of an H200 with resident blocks, of at least `least` keys

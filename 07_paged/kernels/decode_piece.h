@@ -24,8 +24,8 @@ struct DecodeConfig {
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
-  static constexpr int kLanes = kHeadDim / 8;        // lanes per row, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;   // rows per load of a warp
+  static constexpr int kLanes = kHeadDim / 8;        // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;   // keys per load of a warp
   static constexpr int kParts = kNumWarps;           // partial results per row
   // Stages of K and V per warp: as many as leave room for a second block on the SM.
   static constexpr int kStages = kHeadDim == 64 ? 4 : kHeadDim == 128 ? 3 : 1;
@@ -42,7 +42,7 @@ struct DecodeStorage {
   alignas(128) Element sQ[Config::kRows][Config::kHeadDim];
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // this block reduces the parts of the row block
+  bool last;  // this block arrived last and reduces the parts of the row block
   ATTN_MEMBERS(DecodeStorage, ticket, sK, sV, sQ, sMax, sSum, last)
 };
 // O of each warp, in the memory of K, V and Q. The padding avoids bank conflicts: half a warp

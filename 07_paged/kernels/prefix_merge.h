@@ -22,6 +22,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   if (idx >= rows) return;
   const int each = shape.heads / shape.kv_heads * shape.seqlen_q;
   const int head = idx / each % shape.kv_heads, b = idx / (each * shape.kv_heads);
+  // of[1]: first partial result; of[2], of[3]: the sequence's first row and all rows of the group
   const int *const of = gPrefixOf + 4 * b, parts = of[0];
   if (parts == 0) return;  // no shared prefix
   const auto partial_index = [&](int n) {

@@ -2,7 +2,7 @@
 // arXiv 2502.18137, section 3.3), in two kernels:
 //
 //     pool     Q, K      -> q_mean [B Hq, tiles, d], q_similar [B Hq, tiles], k_mean, k_similar
-//     choose   those     -> the lists of s1; for long sequences with a workspace `gemm_qk`
+//     choose   those     -> the lists of s1; for long sequences with a workspace `scores`
 //                           [B Hq, tiles, blocks]
 #pragma once
 
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads)
     of_directions /= static_cast<float>(count);
     sLength[col] = fabsf(mean) < INFINITY ? of_directions : NAN;
   }
-  __syncthreads();  // and of all columns
+  __syncthreads();  // the mean direction is stored
   if (threadIdx.x >= kWarp) return;
   float length = 0;
   for (int col = threadIdx.x; col < kHeadDim; col += kWarp)

@@ -79,7 +79,7 @@ __device__ __forceinline__ Bf16x8 load_bf16x8(const __nv_bfloat16* g) {
 // fmaxf ignores NaN.
 __device__ __forceinline__ unsigned size_bits(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
 
-// The factor of a group's elements, and the meaning of its codes.
+// What turns a group's elements into codes, and codes back into elements.
 struct Scale {
   float scale, descale;
 };
@@ -115,7 +115,7 @@ __device__ __forceinline__ uint32_t lowest_bytes(float a, float b, float c, floa
 }
 //! [whole]
 
-// As a float: the number of rows of a tile's mean.
+// How many rows a tile has, as a float: the divisor of its mean.
 __device__ __forceinline__ float rows_of_tile(int rows, int tile) {
   return static_cast<float>(min(kScaleRows, rows - tile * kScaleRows));
 }

@@ -2,15 +2,15 @@
 // a zero point per group of 32 tokens; a value has its own, as in d3:
 //
 //     k4, v4 [B Hkv, room, d / 2]    groups [B Hkv, room / 32, group_bytes]
-//     descale [B Hkv, room]: of a value, two bf16 numbers, the scale and the meaning of code 8
+//     descale [B Hkv, room]: of a value, two bf16 numbers, the scale and the value of code 8
 //
 // The newest tokens are fp16, divided by the power of 2 of their largest element:
 //
 //     k_newest [B Hkv, 160, d]    v_newest [B Hkv, 80, d, 2]
 //     newest_scale [B Hkv, 160, 2]: of a key in fp32, of a value as with codes
 //
-// KIVI (arXiv 2402.02750), section 3. NaN or Inf in an encoded key makes the scores of its whole
-// group NaN; elsewhere it affects its own token.
+// The codes are stored under d1's names, k8 and v8. KIVI (arXiv 2402.02750), section 3. NaN or Inf
+// in an encoded key makes the scores of its whole group NaN; elsewhere it affects its own token.
 #pragma once
 
 #include "kernels/groups.h"
@@ -44,7 +44,7 @@ struct GroupStorage {
 };
 
 // One block per group, one thread per channel. Scales are t S with S a power of 2 and t at most 1
-// (and at least 2^-14); zero points, the meaning of code 0, are l Z with |l| below 2. t has three
+// (and at least 2^-14); zero points, the values of code 0, are l Z with |l| below 2. t has three
 // significant bits, as in e5m2, rounded up. With the eight of an element of Q they make fp16's
 // eleven, so q t is exact. The factors multiply the sums.
 //! [group]

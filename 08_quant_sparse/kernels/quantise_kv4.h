@@ -2,9 +2,10 @@
 // code 0, the maximum code 15.
 //
 //     k4, v4 [B Hkv, seqlen_k, d / 2]    descale [B Hkv, padded, 2]: of the key, of the value, each
-//                                        two bf16 numbers, the scale and the meaning of code 8
+//                                        two bf16 numbers, the scale and the value of code 8
 //
-// QServe (arXiv 2405.04532), section 5.1. NaN and Inf propagate as in quantise_kv.h.
+// Both are stored under d1's names, k8 and v8. QServe (arXiv 2405.04532), section 5.1. NaN and Inf
+// propagate as in quantise_kv.h.
 #pragma once
 
 #include "kernels/quantise_kv.h"
@@ -20,7 +21,7 @@ __device__ __forceinline__ Affine affine_of(uint32_t pair) {
   return {unpack<__nv_bfloat16>(pair, 0), unpack<__nv_bfloat16>(pair, 1)};
 }
 
-// The scale and the middle (the meaning of code 8) of numbers from `least` to `most`, both rounded
+// The scale and the middle (the value of code 8) of numbers from `least` to `most`, both rounded
 // to bf16; the codes fit the stored values. If the numbers are closer than the smallest scale, the
 // middle is that of their range: zeros then decode to exactly 0, and not to a rounding error of 8
 // scales.

@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) sLargest[thread_row][8 * lane + i] = largest[i];
-  __syncthreads();  // partial sums of all threads are visible
+  __syncthreads();  // the maxima of all threads are stored
   for (int col = threadIdx.x; col < kHeadDim; col += Pass::kThreads) {
     unsigned all = 0;
     for (int row = 0; row < kRowsPerPass; ++row) all = max(all, sLargest[row][col]);

@@ -13,7 +13,7 @@ namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
 // A block sums one part of a head's keys, `keys` of them. A thread adds every kRowsPerPass-th key
-// of a column; then one thread per column adds the partial sums.
+// of eight columns; then one thread per column adds the partial sums.
 //! [parts]
 template <class Pass, int kHeadDim>
 __global__ void __launch_bounds__(Pass::kThreads)

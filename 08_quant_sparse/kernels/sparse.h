@@ -14,8 +14,8 @@ namespace attn {
 constexpr int kSparseBlockM = 128;
 constexpr int sparse_block_n(int64_t head_dim) { return head_dim == 256 ? 64 : 128; }
 
-// / The block mask of a problem, its column intervals, its sliding tile windows; null if it has
-// none.
+/// The block mask of a problem, its column intervals, its sliding tile windows; null if it has
+/// none.
 inline const BlockMask* blocks_of(const Problem& p) {
   return dynamic_cast<const BlockMask*>(p.mask.get());
 }

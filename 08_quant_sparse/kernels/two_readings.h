@@ -89,7 +89,7 @@ __device__ __forceinline__ void pool_rows(PoolStorage<Pass, kHeadDim, kRows>& sm
     of_directions /= static_cast<float>(count);
     smem.sLength[col] = fabsf(mean) < INFINITY ? of_directions : NAN;
   }
-  __syncthreads();  // the squared sums of all columns are stored
+  __syncthreads();  // the mean direction is stored
   if (threadIdx.x >= kWarp) return;
   float length = 0;
   for (int col = threadIdx.x; col < kHeadDim; col += kWarp)

@@ -62,7 +62,8 @@ __device__ __forceinline__ StreamKUnit run_of(const Shape& shape, const int* gSe
 }
 //! [runs]
 
-// Work tile: the part of one row tile that is in a run, KV tiles [tile, tile + count) of `tiles`.
+// Work tile, `segment` in the steps: the part of one row tile that is in a run, KV tiles
+// [tile, tile + count) of `tiles`.
 //! [segment]
 struct StreamKTile {
   int seqlen_k, row_block, tile, count, tiles;
