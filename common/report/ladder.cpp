@@ -82,6 +82,8 @@ std::string moved_most(const fs::path& folder, const std::string& chapter, const
   };
   if (!counted(a) || !counted(b)) return "-";
   const Diff d = compare_files(read_steps(a, from), read_steps(b, to.name), true).at(0);
+  // Counters of two problems differ by the problem.
+  if (d.a.problem != d.b.problem || d.a.dtype != d.b.dtype) return "-";
   const KernelCounters before = step_total(d.a.kernels), after = step_total(d.b.kernels);
   const Moved* most = nullptr;
   bool expected = false;
