@@ -10,20 +10,21 @@ namespace {
 using enum Better;
 
 constexpr std::string_view kStallMeaning[] = {
-    "warps that wait for global or local memory per issued instruction: latency that nothing hides",
-    "warps that wait for shared memory or the special-function unit per issued instruction",
-    "warps that wait at __syncthreads() per issued instruction: uneven work, or too many barriers",
-    "warps that wait for a place in the queue of shared memory per issued instruction",
-    "warps that wait for a place in the queue of global memory per issued instruction",
-    "warps that wait for the arithmetic units per issued instruction: good company for a tensor "
+    "cycles per instruction in which a warp waits for global or local memory",
+    "cycles per instruction in which a warp waits for shared memory or the special-function unit",
+    "cycles per instruction in which a warp waits at __syncthreads(): uneven work, or too many "
+    "barriers",
+    "cycles per instruction in which a warp waits for a place in the queue of shared memory",
+    "cycles per instruction in which a warp waits for a place in the queue of global memory",
+    "cycles per instruction in which a warp waits for the arithmetic units: normal near a tensor "
     "roof",
-    "warps that wait a fixed latency between dependent instructions per issued instruction",
-    "warps that were ready while another was picked per issued instruction: there are enough warps",
+    "cycles per instruction of fixed latency between dependent instructions",
+    "cycles per instruction in which a warp was ready and another was issued: enough warps",
 };
 
 constexpr Counter stall(std::string_view key, std::string_view label, int meaning,
                         Better better = lower) {
-  return {key, label, "warps", kStallMeaning[meaning], better, Kind::ratio, Total::by_time, 0.1};
+  return {key, label, "cycles", kStallMeaning[meaning], better, Kind::ratio, Total::by_time, 0.1};
 }
 
 constexpr std::array kCounters = {
