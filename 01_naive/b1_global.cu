@@ -6,7 +6,7 @@
 // why       The gradients by the chain rule, as the formulas state them.
 // expect    Four GEMMs of N^2 d instead of two, and the memory of training grows with N^2: P stays
 //           in HBM between the passes.
-// supports  as v1_global
+// supports  fp32, fp16, bf16; any lengths, head dims, masks, GQA
 #include "attn/kernel.h"
 
 namespace ATTN_BACKEND::b1_global {

@@ -6,7 +6,7 @@
 // why       The sum over the query heads of a group (GQA) becomes part of the GEMM: the heads are
 //           adjacent in memory, so P^T dO runs over group * seqlen_q rows.
 // expect    The traffic of P, dP and dS limits the time: P and dS in 16 bits, dP in fp32.
-// supports  as v13_cublas
+// supports  fp32, fp16, bf16; any lengths, head dims, masks, GQA; dimensions below 2^31
 #include "attn/blas.h"
 #include "attn/kernel.h"
 
@@ -14,7 +14,7 @@ namespace ATTN_BACKEND::b2_cublas {
 using namespace attn;
 
 struct Config {
-  static constexpr int kVector = 8;  // row stride of P, dP, dS: a multiple of this
+  static constexpr int kVector = 8;  // row strides are multiples: 16-byte rows for cuBLAS
   static constexpr int kWarps = 4;  // rows per block of the dS kernel
 };
 

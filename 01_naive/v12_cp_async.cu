@@ -182,7 +182,7 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
 // (1) scores: S = Q K^T.
 //! [scores]
 template <class Element>
-__global__ void __launch_bounds__(Config::kThreads, 2)
+__global__ void __launch_bounds__(Config::kThreads, 2)  // 2 blocks per SM: 128 registers
     scores_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
                   const Element* gK,  // [B, Hkv, seqlen_k, d]
                   float* gS,          // [B, Hq, seqlen_q, row_stride]
@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(32)
 // (3) output: O = P V.
 //! [output]
 template <int kBlockN, class Element>
-__global__ void __launch_bounds__(Config::kThreads, 2)
+__global__ void __launch_bounds__(Config::kThreads, 2)  // 2 blocks per SM: 128 registers
     output_kernel(const Element* gP,  // [B, Hq, seqlen_q, row_stride]
                   const Element* gV,  // [B, Hkv, seqlen_k, d]
                   Element* gO,        // [B, Hq, seqlen_q, d]

@@ -8,7 +8,7 @@
 //           bits. Loads of Q and P are one address per warp. Two strided patterns remain: the
 //           softmax (v3_warp_softmax), and the loads of K, where the 32 lanes read 32 different
 //           rows (v4_tiled).
-// supports  as v1_global
+// supports  fp32, fp16, bf16; any lengths, head dims, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
 

@@ -8,7 +8,7 @@
 //           sectors are evicted before their other 28 bytes are used.
 // expect    softmax_kernel: 32 to 4 sectors per request; HBM reads fall from almost four times the
 //           size of S to once. The two products do not change.
-// supports  as v1_global
+// supports  fp32, fp16, bf16; any lengths, head dims, masks, GQA
 #include "attn/kernel.h"
 
 namespace ATTN_BACKEND::v3_warp_softmax {

@@ -6,7 +6,7 @@
 // why       The block fetches each value from L2 once and uses it 32 times.
 // expect    Load requests of the products fall 32-fold. Shared memory becomes the limit: two shared
 //           loads per multiply-add.
-// supports  as v1_global
+// supports  fp32, fp16, bf16; any lengths, head dims, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
 

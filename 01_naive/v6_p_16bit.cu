@@ -8,7 +8,7 @@
 //           rounding error of S.
 // expect    HBM traffic of P halves: 2 N^2 bytes per head less in the softmax and in the output.
 //           The products are not HBM-bound, so they gain nothing.
-// supports  as v1_global; with fp32 inputs P stays in fp32
+// supports  fp32 (P stays in fp32), fp16, bf16; any lengths, head dims, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
 
@@ -63,8 +63,8 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
   constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN, kBlockK = Config::kBlockK;
   const int row0 = blockIdx.y * kBlockM, col0 = blockIdx.x * kBlockN;
   const int tx = threadIdx.x % Config::kThreadsX, ty = threadIdx.x / Config::kThreadsX;
-  const auto padded = [](int r, int k) { return tile_index(r, k); };
-  const auto plain = [](int k, int c) { return k * kBlockN + c; };
+  const auto padded = [](int r, int k) { return tile_index(r, k); };  // of rows along k
+  const auto plain = [](int k, int c) { return k * kBlockN + c; };  // of rows of V
 
   float acc[Config::kPerThread][Config::kPerThread] = {};
   for (int k0 = 0; k0 < depth_a; k0 += kBlockK) {
@@ -103,7 +103,7 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
 // (1) scores: S = Q K^T.
 //! [scores]
 template <class Element>
-__global__ void __launch_bounds__(Config::kThreads, 3)
+__global__ void __launch_bounds__(Config::kThreads, 3)  // 3 blocks per SM: 80 registers
     scores_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
                   const Element* gK,  // [B, Hkv, seqlen_k, d]
                   float* gS,          // [B, Hq, seqlen_q, row_stride]
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(32)
 // (3) output: O = P V.
 //! [output]
 template <class Element>
-__global__ void __launch_bounds__(Config::kThreads, 3)
+__global__ void __launch_bounds__(Config::kThreads, 3)  // 3 blocks per SM: 80 registers
     output_kernel(const Element* gP,  // [B, Hq, seqlen_q, row_stride]
                   const Element* gV,  // [B, Hkv, seqlen_k, d]
                   Element* gO,        // [B, Hq, seqlen_q, d]
