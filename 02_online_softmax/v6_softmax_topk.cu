@@ -1,7 +1,7 @@
 // v6_softmax_topk: fused softmax and top-k.
 //
 // parent    v3_warp
-// change    In the same pass as the (m, l) state, each warp keeps a sorted list of the k largest
+// change    In the same pass as the softmax state, each warp keeps a sorted list of the k largest
 //           elements, one per lane. Only k probabilities are computed and written.
 // why       exp is monotonic, so the largest scores are the largest probabilities. Sampling needs
 //           neither the other probabilities nor a sort.
@@ -97,7 +97,7 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
 
   // (1) one pass: the state and the list of each warp.
   SoftmaxState state;
-  Entry best;
+  Entry best;  // this lane's entry of the warp's list; {-inf, -1}: empty
   // Warp-uniform trip count: insert() is a warp-wide operation.
   for (int v0 = warp_id * 32; v0 < row.vectors; v0 += Config::kThreads) {
     const int v = v0 + lane_id;
@@ -110,7 +110,7 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
 #pragma unroll
       for (const float value : part) largest = fmaxf(largest, value);
     }
-    // Fast path: no element of these 32 vectors enters the list.
+    // Fast path: no element of these 32 vectors enters the list. Ties pass: insert() decides them.
     const float worst = __shfl_sync(~0u, best.value, k - 1);
     if (!__any_sync(~0u, largest > -INFINITY && largest >= worst)) continue;
 #pragma unroll

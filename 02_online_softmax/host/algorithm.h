@@ -22,7 +22,9 @@ struct SoftmaxState {
 };
 
 /// Rescale factor of a sum when its maximum changes to `to`. An empty set's sum stays 0.
-inline double rescale(double from, double to) { return std::isinf(from) ? 0 : std::exp(from - to); }
+inline double rescale(double from, double to) {
+  return from == -INFINITY ? 0 : std::exp(from - to);
+}
 
 /// The state of the union of two disjoint sets.
 inline SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
@@ -33,25 +35,25 @@ inline SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
 
 /// The state of a row, computed in blocks of `block` elements.
 inline SoftmaxState max_sum(const Row& x, Eigen::Index block) {
-  SoftmaxState seen;
+  SoftmaxState state;
   for (Eigen::Index first = 0; first < x.size(); first += block) {
     const auto part = x.segment(first, std::min(block, x.size() - first));
     const double max = part.maxCoeff();
-    seen = merge(seen, {max, std::isinf(max) ? 0 : (part.array() - max).exp().sum()});
+    state = merge(state, {max, max == -INFINITY ? 0 : (part.array() - max).exp().sum()});
   }
-  return seen;
+  return state;
 }
 
 /// softmax(x): one pass for the state, one for the normalisation. All 0 if all of x is -inf.
 inline Row softmax(const Row& x, Eigen::Index block) {
-  const SoftmaxState seen = max_sum(x, block);
-  if (seen.sum == 0) return Row::Zero(x.size());
-  return (x.array() - seen.max).exp() / seen.sum;
+  const SoftmaxState state = max_sum(x, block);
+  if (state.sum == 0) return Row::Zero(x.size());
+  return (x.array() - state.max).exp() / state.sum;
 }
 
 /// One query: the (m, l) state, and the sum of exp(score - max) * value.
 struct Attention {
-  SoftmaxState seen;
+  SoftmaxState state;
   Row o;  // [d], unnormalised
 };
 
@@ -65,12 +67,12 @@ inline Row attention(const Row& q, const Matrix& k, const Matrix& v, double scal
     const Row score = scale * q * k.middleRows(first, count).transpose();
     const double max = score.maxCoeff();
     const Row weight = (score.array() - max).exp();
-    const SoftmaxState now = merge(a.seen, {max, weight.sum()});
-    a.o = a.o * rescale(a.seen.max, now.max) +
+    const SoftmaxState now = merge(a.state, {max, weight.sum()});
+    a.o = a.o * rescale(a.state.max, now.max) +
           weight * v.middleRows(first, count) * rescale(max, now.max);
-    a.seen = now;
+    a.state = now;
   }
-  return a.o / a.seen.sum;
+  return a.o / a.state.sum;
 }
 //! [attention]
 
