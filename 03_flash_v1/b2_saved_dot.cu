@@ -74,7 +74,7 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
   const int64_t bh_kv = blockIdx.x, k0 = bh_kv * shape.seqlen_k;
   const int group = shape.heads / shape.kv_heads;
   const int num_m_blocks = ceil_div(shape.seqlen_q, block_m);
-  const float kept = 1 - float(shape.dropped) / 256;
+  const float kept = 1 - float(shape.dropped) / 256;  // shape.dropped: chance in 1/256
 
   for (int n_block = 0; n_block * block_n < shape.seqlen_k; ++n_block) {  // line 6
     const int key0 = n_block * block_n;

@@ -6,7 +6,7 @@
 //           from HBM, merges the tile into it and stores it again.
 // why       The parent loads all of K and V once per query; here once per head.
 // expect    No tensor of size N^2 in memory. Each tile of keys loads Q once and moves O twice, so
-//           larger tiles mean fewer bytes, N^2 d^2 / M accesses: lts__t_bytes.sum
+//           larger tiles move fewer bytes, as N^2 d^2 / M (ncu: lts__t_bytes.sum).
 // supports  fp32, fp16, bf16; head dims up to 128; any lengths, masks, GQA, dropout
 // source    Dao et al. (arXiv 2205.14135), Algorithm 1; line numbers below are the paper's.
 #include "attn/kernel.h"
@@ -64,7 +64,7 @@ __global__ void attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
   float* sQ = sV + block_n * stride;           // [block_m, d]
   float* sO = sQ + block_m * stride;           // [block_m, d]
   float* sS = sO + block_m * stride;           // [block_m, block_n]: S, then P
-  float* sOld = sS + block_m * (block_n + 1);  // [block_m]: factor of the old O
+  float* sOld = sS + block_m * (block_n + 1);  // [block_m]: the old O is multiplied by it
   const int tid = threadIdx.x;
   const int64_t bh = blockIdx.x;
   const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);
@@ -73,7 +73,7 @@ __global__ void attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
   const Element* k = gK + bh_kv * shape.seqlen_k * shape.head_dim;  // [seqlen_k, d]
   const Element* v = gV + bh_kv * shape.seqlen_k * shape.head_dim;  // [seqlen_k, d]
   const int causal_offset = shape.seqlen_k - shape.seqlen_q;
-  const float kept = 1 - float(shape.dropped) / 256;
+  const float kept = 1 - float(shape.dropped) / 256;  // shape.dropped: chance in 1/256
 
   for (int n_block = 0; n_block * block_n < shape.seqlen_k; ++n_block) {  // line 5
     const int key0 = n_block * block_n;
@@ -163,6 +163,7 @@ Status launch(const Arguments& args, int floats) {
                         [&]<class Element>() { return launch<Element>(args, floats); });
 }
 // The same kernel with M = 16 Ki, 8 Ki and 32 Ki floats, to measure how tile sizes affect traffic.
+// 16 Ki floats take at most 84 KB with S, which fits in a block's shared memory from sm_80 on.
 Status launch(const Arguments& args) { return launch(args, 16 * 1024); }
 Status launch_half(const Arguments& args) { return launch(args, 8 * 1024); }
 Status launch_double(const Arguments& args) { return launch(args, 32 * 1024); }

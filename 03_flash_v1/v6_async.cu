@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   };
 
   for (int n_block = 0; n_block * kBlockN < shape.seqlen_k; ++n_block) {
-    // (1) Issue K_j with the first Q_i, then V_j.
+    // (1) Issue K_j with the first Q_i, then V_j. (2), the next Q_i, is issued within (4).
     int row0 = next_rows(0, n_block);
     if (row0 >= shape.seqlen_q) continue;
     __syncthreads();  // all warps have read the previous K and V
@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(Config::kThreads)
           p[m][n][0] = pack2<Element>(s[m][n][0], s[m][n][1]),
           p[m][n][1] = pack2<Element>(s[m][n][2], s[m][n][3]);
 
-      // (5) P V over this warp's keys: first the slices of the other warps, (6) sent through sO.
+      // (5) P V over this warp's keys. (6) The slices of the other warps come first, through sO.
       //! [exchange]
       const Element* const v_tile = smem.sV + warp_n * kWarpKeys * kHeadDim;
 #pragma unroll

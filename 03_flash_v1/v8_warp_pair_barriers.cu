@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   };
 
   for (int n_block = 0; n_block * kBlockN < shape.seqlen_k; ++n_block) {
-    // (1) Issue K_j with the first Q_i, then V_j.
+    // (1) Issue K_j with the first Q_i, then V_j. (2), the next Q_i, is issued within (4).
     int row0 = next_rows(first_row, n_block);
     if (row0 >= end_row) continue;
     __syncthreads();  // all warps have read the previous K and V
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     load_tile<kBlockN, kThreads, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k,
                                          threadIdx.x);
     cp_async_commit();
-    cp_async_wait<0>();
+    cp_async_wait<0>();  // V, too: no barrier of the block follows during the visits
     __syncthreads();  // K and V are visible; groups run independently until the next K and V
     for (int following; row0 < end_row; row0 = following) {
       const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(Config::kThreads)
           p[m][n][0] = pack2<Element>(s[m][n][0], s[m][n][1]),
           p[m][n][1] = pack2<Element>(s[m][n][2], s[m][n][3]);
 
-      // (5) P V over this warp's keys: first the slices of the other warps, (6) sent through sO.
+      // (5) P V over this warp's keys. (6) The slices of the other warps come first, through sO.
       //! [exchange]
       const Element* const v_tile = smem.sV + warp_n * kWarpKeys * kHeadDim;
 #pragma unroll
