@@ -18,7 +18,9 @@ namespace ATTN_BACKEND::b2_transposed {
 using namespace backward_tiles;
 
 //! [config]
-// kRowSteps, kQueryRows, kFragments, kSwizzleChunks, ...: Tile, in kernels/backward_tiles.h.
+// From Tile, in kernels/backward_tiles.h: kRowSteps (MMA steps over the rows of a query tile),
+// kQueryWarpsM (warps along the rows of dQ), kQueryRows and kQueryCols (a warp's part of dQ),
+// kFragments (its float4 per thread), kRowBytes (of K), kSwizzleChunks (chunks per swizzle span).
 template <int kHeadDim>
 struct Config : Tile<kHeadDim, kHeadDim == 128 ? 64 : 128, 128, 8> {
   static constexpr int kWarpKeys = 16, kKeyTiles = kWarpKeys / 16;
@@ -108,6 +110,8 @@ __device__ __forceinline__ void score_gradients(
 }
 //! [recompute]
 
+// Phases: (1) is dot_kernel, (2) to (7) are here, with (6) as a lambda, (8) is convert_kernel.
+// (1) and (8): kernels/backward_tiles.h.
 template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads)
     attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen_q, d], or packed: see Packing
@@ -169,7 +173,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_commit();
   }
   float dk[kKeyTiles][kHeadDim / 8][4] = {}, dv[kKeyTiles][kHeadDim / 8][4] = {};
-  // This lane's byte offsets: of a row and of a column of operands, and of dS^T.
+  // This lane's byte offsets for ldmatrix.x4. by_rows: 16 rows, their left and right 8 columns (A,
+  // and B that is transposed). by_cols: left, right of 8 rows, then of 8 more (two B). And of dS^T.
   const int by_rows = 2 * swizzled_offset<kHeadDim>(lane_id % 16, lane_id / 16 * 8);
   const int by_cols =
       2 * swizzled_offset<kHeadDim>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
@@ -221,7 +226,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     // (5) dV += P^T dO, dK += dS^T Q
     multiply_ab<Element>(dv, p, sdO, by_rows);
     multiply_ab<Element>(dk, ds, sQ, by_rows);
-    cp_async_wait<kStages - 2>();
+    cp_async_wait<kStages - 2>();  // the next rows, issued one visit ago
     __syncthreads();  // dS and the next rows are visible; all warps have read these rows
     if (i + kStages < visits) {
       Visit coming = visit;
@@ -251,6 +256,7 @@ Status launch(const Arguments& args) {
   const BackwardParams<Element> params(args);
   const Problem& p = args.problem;
   const Packing packing = packing_of<Config>(args);
+  // Grid of dot_kernel and convert_kernel: a block per query tile.
   const dim3 all_rows(static_cast<unsigned>(packing.num_m_blocks * p.batch * p.heads));
   const dim3 grid(static_cast<unsigned>(packing.num_n_blocks * p.batch * p.kv_heads));
   args.phase("dot");

@@ -26,7 +26,9 @@ struct Tuning {
   bool rotate = true;   // blocks of a head start at different rows
   bool stagger = true;  // the warps that own P add to dQ one tile later, after dV
 };
-// kRowSteps, kQueryRows, kFragments, kSwizzleChunks, ...: Tile, in kernels/backward_tiles.h.
+// From Tile, in kernels/backward_tiles.h: kRowSteps (MMA steps over the rows of a query tile),
+// kQueryWarpsM (warps along the rows of dQ), kQueryRows and kQueryCols (a warp's part of dQ),
+// kFragments (its float4 per thread), kRowBytes (of K), kSwizzleChunks (chunks per swizzle span).
 template <int kHeadDim, int kBlockM, int kBlockN, int kWarpKeys_, Tuning kTuning = Tuning{}>
 struct Tuned : Tile<kHeadDim, kBlockM, kBlockN, 2 * kBlockN / kWarpKeys_> {
   static constexpr int kWarpKeys = kWarpKeys_, kKeyTiles = kWarpKeys / 16;
@@ -109,7 +111,7 @@ __device__ __forceinline__ void probabilities(
       for (int n = 0; n < 2; ++n) draw(bytes[n], seed, bh, row + 16 * k + 8 * n, key);
 #pragma unroll
     for (int m = 0; m < Config::kKeyTiles; ++m) {
-      uint32_t(&p)[4] = operand[m][k], given[4];
+      uint32_t(&p)[4] = operand[m][k], given[4];  // given: stored for the pair's other warp
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float2 lse_log2 = *reinterpret_cast<const float2*>(sLse + 16 * k + 8 * (e / 2));
@@ -167,6 +169,8 @@ __device__ __forceinline__ void score_gradients(
 }
 //! [recompute]
 
+// Phases: (1) is dot_kernel, (2) to (7) are here, with (6) as a lambda, (8) is convert_kernel.
+// (1) and (8): kernels/backward_tiles.h.
 template <class Element, class Config, bool kFeatures>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen_q, d], or packed: see Packing
@@ -204,7 +208,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const KvBlockRange q_range = q_block_range(shape, seqlen_q, seqlen_k, key0, kBlockN, kBlockM);
   const int blocks = q_range.end - q_range.begin, visits = group * blocks;
   const int first_block =
-      q_range.begin + (Config::kRotate && blocks > 0 ? n_block * 4 % blocks : 0);
+      q_range.begin + (Config::kRotate && blocks > 0 ? n_block * 4 % blocks : 0);  // 4: as in b5
   struct Visit {
     int head, m_block;  // head: within the group
   };
@@ -240,7 +244,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     cp_async_commit();
   }
   float grad[kKeyTiles][kHeadDim / 8][4] = {};  // dV or dK
-  // This lane's byte offsets: of a row and of a column of operands, and of dS^T.
+  // This lane's byte offsets for ldmatrix.x4. by_rows: 16 rows, their left and right 8 columns (A,
+  // and B that is transposed). by_cols: left, right of 8 rows, then of 8 more (two B). And of dS^T.
   const int by_rows = 2 * swizzled_offset<kHeadDim>(lane_id % 16, lane_id / 16 * 8);
   const int by_cols =
       2 * swizzled_offset<kHeadDim>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
@@ -282,7 +287,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     char* const sdS = reinterpret_cast<char*>(smem.sdS[i % Config::kBuffers]);
     // (3) S^T = K Q^T or dP^T = V dO^T
     float s[kKeyTiles][kBlockM / 8][4] = {};
-    // kAhead: A is loaded ahead where at most two blocks share an SM; three leave no registers.
+    // Third argument, kAhead: A is loaded ahead where at most two blocks share an SM; three leave
+    // no registers.
     multiply_abt<Element, kHeadDim, Config::kBlocksPerSm <= 2>(s, sKeys, by_rows, owns_p ? sQ : sdO,
                                                                by_cols);
 
@@ -306,7 +312,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     multiply_ab<Element>(grad, operand, owns_p ? sdO : sQ, by_rows);
     if (late && i > 0)  // overlaps with dK of the other warps
       add_dq(tile_before, (i - 1) % Config::kBuffers);
-    if constexpr (kStages > 1) cp_async_wait<kStages - 2>();
+    if constexpr (kStages > 1) cp_async_wait<kStages - 2>();  // the next rows: issued a visit ago
     // dS and the next rows are visible; all warps have read these rows and the previous dS
     __syncthreads();
     if (i + kStages < visits) {
@@ -354,6 +360,7 @@ Status launch(const Arguments& args) {
   const BackwardParams<Element> params(args);
   const Problem& p = args.problem;
   const Packing packing = packing_of<Config>(args);
+  // Grid of dot_kernel and convert_kernel: a block per query tile.
   const dim3 all_rows(static_cast<unsigned>(packing.num_m_blocks * p.batch * p.heads));
   const dim3 grid(static_cast<unsigned>(packing.num_n_blocks * p.batch * p.kv_heads));
   args.phase("dot");
