@@ -59,7 +59,7 @@ bool above_noise(const Moved& m) {
   return m.a && m.b && std::abs(std::log(m.factor)) >= std::log(1.1);
 }
 
-// Whether an unexpected change is large enough to report: a tenth of a warp for a stall reason, 5 %
+// Whether an unexpected change is large enough to report: a tenth of a cycle for a stall reason, 5 %
 // of the total for a share, 1 % of the instructions for issued instructions.
 bool matters(const Moved& m, const KernelCounters& a, const KernelCounters& b) {
   const double change = std::abs(*m.b - *m.a);
