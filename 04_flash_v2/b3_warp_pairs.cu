@@ -29,7 +29,7 @@ struct Config : Tile<kHeadDim, kHeadDim == 128 ? 64 : 128, 128, 8> {
   static constexpr int kNumPairs = Config::kBlockN / kWarpKeys;
   static constexpr int kStages = 2;  // stages of Q and dO: one tile ahead
   // One named barrier per pair: a block has 16, and __syncthreads uses number 0.
-  static_assert(2 * kNumPairs == Config::kNumWarps && kNumPairs <= 15, "one named barrier per pair");
+  static_assert(2 * kNumPairs == Config::kNumWarps && kNumPairs <= 15, "one barrier per pair");
 };
 //! [config]
 

@@ -30,7 +30,7 @@ struct Config : Tile<kHeadDim, kHeadDim == 128 ? 64 : 128, 128, 8> {
   static constexpr int kStages = 2;   // stages of Q and dO: one tile ahead
   static constexpr int kBuffers = 2;  // of dS: one is read while the next tile's is written
   // One named barrier per pair: a block has 16, and __syncthreads uses number 0.
-  static_assert(2 * kNumPairs == Config::kNumWarps && kNumPairs <= 15, "one named barrier per pair");
+  static_assert(2 * kNumPairs == Config::kNumWarps && kNumPairs <= 15, "one barrier per pair");
 };
 //! [config]
 

@@ -39,7 +39,7 @@ struct Tuned : Tile<kHeadDim, kBlockM, kBlockN, 2 * kBlockN / kWarpKeys_> {
   static_assert(kWarpKeys % 16 == 0, "warps own whole MMAs");
   static_assert(!kStagger || (kStages > 1 && kBuffers > 1), "dS of two tiles");
   // One named barrier per pair: a block has 16, and __syncthreads uses number 0.
-  static_assert(kNumPairs <= 15, "one named barrier per pair");
+  static_assert(kNumPairs <= 15, "one barrier per pair");
 };
 // clang-format off
 //                              d   M    N   keys of a pair
