@@ -59,8 +59,8 @@ bool above_noise(const Moved& m) {
   return m.a && m.b && std::abs(std::log(m.factor)) >= std::log(1.1);
 }
 
-// Whether an unexpected change is large enough to report: a tenth of a cycle for a stall reason, 5 %
-// of the total for a share, 1 % of the instructions for issued instructions.
+// Whether an unexpected change is large enough to report: a tenth of a cycle for a stall reason,
+// 5 % of the total for a share, 1 % of the instructions for issued instructions.
 bool matters(const Moved& m, const KernelCounters& a, const KernelCounters& b) {
   const double change = std::abs(*m.b - *m.a);
   const std::string_view key = m.counter->key;
