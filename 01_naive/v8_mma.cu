@@ -4,8 +4,8 @@
 // change    mma.sync.m16n8k16 multiplies a 16 x 16 tile of A by a 16 x 8 tile of B. The 32 lanes
 //           hold the tiles in registers, as fragments: one register holds two elements adjacent
 //           along k. A warp owns 16 x 32 results: 4 MMAs that share one fragment of A.
-// why       On FP32 units a multiply-add takes half a shared load, which limits the products; an MMA
-//           takes a sixth to a tenth of that, and tensor cores multiply many times faster.
+// why       On FP32 units a multiply-add takes half a shared load, which limits the products. An
+//           MMA takes a sixth to a tenth of that, and tensor cores multiply many times faster.
 // expect    sm__ops_path_tensor_src_bf16_dst_fp32 > 0. Shared-memory loads remain: 4 per fragment
 //           of A, 2 per fragment of K. Pairs along k lie in different rows of V, so one register of
 //           V takes two 16-bit loads.
