@@ -58,7 +58,8 @@ TEST_CASE("a ladder's counter moved by 10 %, is no launch attribute, is the expe
   Reports reports;
   const auto counted = [&](const char* name, std::map<std::string, double> values,
                            const std::string& head = "") {
-    std::string csv = head + "\"ID\",\"Kernel Name\",\"Metric Name\",\"Metric Unit\",\"Metric Value\"\n";
+    std::string csv =
+        head + "\"ID\",\"Kernel Name\",\"Metric Name\",\"Metric Unit\",\"Metric Value\"\n";
     for (const auto& [metric, value] : values)
       csv += fmt::format("\"0\",\"k(int)\",\"{}\",\"{}\",\"{}\"\n", metric,
                          metric.starts_with("gpu__time") ? "ns"
@@ -104,8 +105,9 @@ TEST_CASE("a ladder's counter moved by 10 %, is no launch attribute, is the expe
         "instructions: 1.00 kinst to 500 inst");
   CHECK(moved("fewer stalls on the short scoreboard") == "stall short scoreboard: 0.05 to 0.45");
   // Counters of two problems are not compared.
-  counted("v2_b", {{"gpu__time_duration.sum", 1e6}, {kLong, 3.1}}, "==profile.sh== problem: forward N=2048\n");
+  const std::string longer = "==profile.sh== problem: forward N=2048\n";
+  counted("v2_b", {{"gpu__time_duration.sum", 1e6}, {kLong, 3.1}}, longer);
   CHECK(moved("nothing that is counted") == "-");
-  counted("v1_a", {{"gpu__time_duration.sum", 2e6}, {kLong, 0.30}}, "==profile.sh== problem: forward N=2048\n");
+  counted("v1_a", {{"gpu__time_duration.sum", 2e6}, {kLong, 0.30}}, longer);
   CHECK(moved("nothing that is counted") == "stall long scoreboard: 0.30 to 3.10");
 }
