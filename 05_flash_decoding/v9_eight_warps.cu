@@ -139,11 +139,11 @@ __global__ void __launch_bounds__(Config::kThreads)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
-  const int heads = shape.kv_heads * row_tiles;
-  StreamKUnit run = run_of(shape, gSeqused, batch, heads, Config::kTile);
+  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence
+  StreamKUnit run = run_of(shape, gSeqused, batch, num_row_blocks, Config::kTile);
   while (run.begin < run.end) {
     const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] =
-        next_work_tile(run, shape, gSeqused, heads, Config::kTile);
+        next_work_tile(run, shape, gSeqused, num_row_blocks, Config::kTile);
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
     const KvRange keys{all.begin + tile * Config::kTile,

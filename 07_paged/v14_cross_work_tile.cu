@@ -86,7 +86,7 @@ struct PlannedTile {
 struct Pieces {
   const WorkTile* gWork;
   const int* gSeqused;
-  int heads, end;  // row blocks per sequence; end of the block's work tiles
+  int num_row_blocks, end;  // row blocks per sequence; end of the block's work tiles
   int first = -32;
   PlannedTile lane_tile = {};
 
@@ -95,7 +95,7 @@ struct Pieces {
     if (n - first >= 32) {
       first = n;
       lane_tile.work = gWork[min(n + static_cast<int>(threadIdx.x % 32), end - 1)];
-      lane_tile.seqlen_k = gSeqused[lane_tile.work.row_block / heads];
+      lane_tile.seqlen_k = gSeqused[lane_tile.work.row_block / num_row_blocks];
     }
     const auto of_lane = [&](int x) { return __shfl_sync(~0u, x, n - first); };
     const WorkTile& w = lane_tile.work;
@@ -245,8 +245,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const int begin = gWorkBegin[blockIdx.x], end = gWorkBegin[blockIdx.x + 1];
   if (begin == end) return;
   const int token = shape.kv_heads * kHeadDim;  // elements per token
-  const int heads = shape.kv_heads * row_tiles;
-  Pieces pieces{gWork, gSeqused, heads, end};
+  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence
+  Pieces pieces{gWork, gSeqused, num_row_blocks, end};
 
   // (1) Load Q of a work tile through registers. Rows past the last become 0.
   //! [load_q]

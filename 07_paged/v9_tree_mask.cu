@@ -175,9 +175,10 @@ __device__ __forceinline__ uint64_t tree_bits(const int* row, int words, int fir
     return n < 0 ? ~0u : n < words ? static_cast<unsigned>(row[n]) : 0u;
   };
   if (first <= -64) return ~uint64_t{0};
-  const int n = (first + 64) / 32 - 2, causal_offset = (first + 64) % 32;
+  // word and bit of `first`, which may be negative: 64 is added so that / and % round down
+  const int n = (first + 64) / 32 - 2, shift = (first + 64) % 32;
   const uint64_t low = word(n) | word(n + 1) << 32;
-  return causal_offset == 0 ? low : low >> causal_offset | word(n + 2) << (64 - causal_offset);
+  return shift == 0 ? low : low >> shift | word(n + 2) << (64 - shift);
 }
 // Sets keys of the block that are not ancestors of this lane's rows to -inf. `row`: the lane's
 // first row; `first`: the first key of the block, relative to the first key of the tree.

@@ -203,9 +203,10 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
   auto& smem = dynamic_shared<SharedStorage<Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
-  const int heads = shape.kv_heads * row_tiles;
-  schedule.begin(shape, gSeqused, heads, Config::kTile);
-  for (StreamKTile segment; schedule.next(segment, shape, gSeqused, heads, Config::kTile);) {
+  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence
+  schedule.begin(shape, gSeqused, num_row_blocks, Config::kTile);
+  for (StreamKTile segment;
+       schedule.next(segment, shape, gSeqused, num_row_blocks, Config::kTile);) {
     const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
