@@ -40,7 +40,7 @@ struct Config {
   static constexpr int kNumWarps = 8, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
   static constexpr int kLanes = kRowBytes / 16;  // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;  // keys per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows of K, keys, per load of a warp
   static constexpr int kParts = kNumWarps;                 // partial results per row
   static constexpr int kStages = kHeadDim == 64 ? 6 : 3;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = kHeadDim <= 128 ? 2 : 1;
@@ -68,7 +68,7 @@ template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
 
 // Issues cp.async of this lane's chunks of a tile; rows from `count` on become 0. `g`: the lane's
-// chunk of the tile's first row.
+// chunk of the tile's first row. `chunk`: its number in the row.
 //! [load]
 template <class Config>
 __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int count) {
@@ -226,6 +226,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
   schedule.begin(shape, gSeqused, num_row_blocks, Config::kTile);
   for (StreamKTile segment;
        schedule.next(segment, shape, gSeqused, num_row_blocks, Config::kTile);) {
+    // KV tiles [tile, tile + count) of the row block: split `split` of `num_splits`
     const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
@@ -283,7 +284,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       // factors in Q (denormals.h).
       float s[kBlockN / 16][4] = {};  // keys quad_row and quad_row + 8 of 16, two rows each
       gemm_qk<Config>(s, q, &smem.sK[warp_id][stage][0][0]);
-      // (4) Online softmax.
+      // (4) Mask and online softmax.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
       float inverse[kBlockN / 8];  // 1 / V's scales
@@ -363,7 +364,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
         if (col == 0) gLse[rows.first + r] = kLn2 * lse;
         continue;
       }
-      const int64_t to = Schedule::slot(segment, split) * kRows + r;
+      const int64_t to = Schedule::slot(segment, split) * kRows + r;  // row of the partial result
       *reinterpret_cast<float4*>(gOPartial + to * kHeadDim + col) =
           make_float4(out[0] * factor, out[1] * factor, out[2] * factor, out[3] * factor);
       if (col == 0) gLsePartial[to] = lse;
@@ -374,7 +375,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
     __syncthreads();  // the partial result is stored; all threads have read sO
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
+    __syncthreads();  // `last` is visible, and the other blocks' results, which thread 0 acquired
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,

@@ -89,8 +89,8 @@ __device__ __forceinline__ StreamKTile next_work_tile(StreamKUnit& run, const Sh
     run.first += num_row_blocks * s.tiles, ++run.b;
   return s;
 }
-// Index of a partial result. A block has two: for the head that its run starts in and for the head
-// that it ends in. `n`: the split, counted from the first block of the head.
+// Index of a partial result. A block has two: for the row block that its run starts in and for the
+// one that it ends in. `n`: the split, counted from the first block of the row block.
 __device__ __forceinline__ int64_t partial_of(int first_block, int n) {
   return 2 * int64_t{first_block + n} + (n == 0);
 }

@@ -7,7 +7,8 @@
 
 namespace ATTN_BACKEND::flash_decoding {
 
-// A schedule gives a block its work tiles one by one, and the index of a partial result.
+// A schedule gives a block its work tiles one by one. `slot`: the index of split n's partial result
+// in the workspace (in chapter 07 the slot of a token is another thing).
 //! [schedules]
 struct Runs {
   int batch;
@@ -26,8 +27,8 @@ struct Runs {
     return partial_of(s.first_block, n);
   }
 };
-struct Even {         // each split has `share` tiles; the last may have fewer
-  int share, splits;  // splits: the maximum per head
+struct Even {         // each split has `share` KV tiles; the last may have fewer
+  int share, splits;  // splits: the maximum per row block
   bool done = false;
   __device__ void begin(const Shape&, const int*, int, int) {}
   __device__ bool next(StreamKTile& s, const Shape& shape, const int* gSeqused, int num_row_blocks,
