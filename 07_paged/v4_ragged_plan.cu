@@ -3,11 +3,12 @@
 // parent    v3_prefetched_pages
 // change    The host cuts all sequences into chunks of one length, once per decode iteration for
 //           all layers. Each block reads its chunk from the plan. The length is the smallest with
-//           which all chunks are resident; if there are more row blocks than that, none is cut.
+//           which all chunks are resident at once. If the row blocks alone exceed the resident
+//           blocks, no sequence is cut.
 // why       Up to v3 every warp of every block scans all lengths to find its run. A server knows
 //           the lengths before the launch.
-// expect    short caches: gpu__time_duration.sum falls by the scan. Skewed batches: it rises,
-//           because no single chunk length suits long and short sequences
+// expect    short caches: gpu__time_duration.sum falls by the time of the scan of the lengths.
+//           Skewed batches: it rises, because no single chunk length suits long and short sequences
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows, GQA
 // source    Ye et al., FlashInfer (arXiv 2501.01005)

@@ -40,9 +40,9 @@ struct Config {
   // warp; at d=256 a tile has half as many rows.
   static constexpr int kQSteps = kHeadDim == 64 ? 4 : kHeadDim == 256 ? 8 : 0;
   static constexpr int kRowBytes = 2 * kHeadDim;
-  static constexpr int kSwizzleChunks =
-      // 16-byte chunks that the swizzle permutes: 8 for all head dims of this chapter
-      kHeadDim % 64 == 0 ? 8 : 4;
+  // 16-byte chunks that the swizzle permutes: 8, as all head dims of this chapter are multiples of
+  // 64 (chapter 04 has others)
+  static constexpr int kSwizzleChunks = kHeadDim % 64 == 0 ? 8 : 4;
   static constexpr int kCopyRows = kThreads / kSwizzleChunks;  // rows that the block copies at once
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
