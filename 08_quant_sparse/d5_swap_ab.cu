@@ -3,7 +3,7 @@
 // parent    d3_int4_kv
 // change    S^T = K Q^T and O^T = V^T P^T. Words of codes are A fragments of K and V^T as they
 //           were B fragments of K^T and V; P is transposed by movmatrix.
-// why       An MMA has 16 rows of A and 8 columns of B. With Q as A and 4 query heads per KV head,
+// why       An MMA has 16 rows of A and 8 columns of B. With Q as A and 4 query heads per K/V head,
 //           twelve of sixteen rows are empty. Swapped, there are half as many MMAs, scores,
 //           exponentials and registers of O.
 // expect    smsp__inst_executed.sum falls; sm__inst_executed_pipe_tensor.sum is halved
