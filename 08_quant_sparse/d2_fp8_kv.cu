@@ -4,8 +4,9 @@
 // change    The codes are e4m3. Hopper and Ada convert two of them to fp16 in one instruction. On
 //           other GPUs the bits are shifted into fp16's fields, which gives 2^-8 times the value,
 //           and multiplied by 2^8.
-// why       e4m3 has four significant bits at any magnitude, so a coarse scale (per head)
-//           suffices; int8's even steps need fine ones. The conversion is shorter.
+// why       e4m3 has four significant bits down to 2^-15 of the largest number, so servers use one
+//           scale per head. This step keeps d1's scale per token, so that only the type differs.
+//           The conversion is shorter.
 // expect    the time of d1; with a scale per token larger errors
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
@@ -54,14 +55,15 @@ struct SharedStorage {
   // Padded to two keys: a 16-byte copy holds the descales of two keys and starts at an even key.
   alignas(16) float2 sDescale[Config::kNumWarps][Config::kStages][Config::kBlockN + 2];
   alignas(16) __half sQ[Config::kRows][Config::kHeadDim];
+  // per row of Q: the power of 2 that it was divided by; its sum (for codes with a zero point, d3)
   float sQScale[Config::kRows], sQSum[Config::kRows];
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
   bool last;  // this block arrived last and reduces the splits of the row block
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
-// Partial O of the warps, in the space of K and V. A quarter warp stores 16 bytes per lane, of two
-// rows. Odd rows have the halves of their 32 columns swapped, so that all 32 banks are used.
+// Partial O of the warps, in the space of K and V. Eight lanes store 16 bytes each at a time, in
+// two rows that would use the same 16 banks. So odd rows have the halves of each 32 columns swapped.
 __device__ __forceinline__ int swizzled_column(int row, int col) { return col ^ row % 2 * 16; }
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
@@ -82,9 +84,11 @@ __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int c
 }
 //! [load]
 
-// (3) S = Q K^T of a warp's tile, and (5) O += P V. A word of an ldmatrix matrix (8 keys of 16
-// codes) is the B fragment of 16 columns of K. Transposed, it holds two keys and columns 2g and 2g
-// + 1 of V, so O's columns come in two tiles of eight: the even and the odd ones of sixteen.
+// (3) S = Q K^T of a warp's tile, and (5) O += P V. After ldmatrix a lane has four codes of one
+// key. Q's columns are in the same order, so these are the lane's part of B for 16 columns of K.
+// After the transposing ldmatrix its word has columns 2g and 2g + 1 of V for two keys, one for each
+// of two MMAs. So O's columns come in two tiles of eight: the even and the odd ones of sixteen.
+// `in_storage_order` converts codes (0 1) and (2 3) of a word to fp16, `crosswise` (0 2) and (1 3).
 //! [mma]
 template <class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
@@ -256,7 +260,8 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       // (3) S = Q K^T.
       float s[kBlockN / 8][4] = {};
       gemm_qk<Config>(s, q, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
-      // (4) Mask and online softmax.
+      // (4) Mask and online softmax. P includes V's descale, whose log2 is added to the score; l
+      // divides it out. Past the last key descales are 0.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]}, inverse[kBlockN / 8][2];  // 1 / V's descales
 #pragma unroll

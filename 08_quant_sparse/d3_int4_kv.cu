@@ -57,7 +57,7 @@ struct SharedStorage {
   // Padded to two keys: a 16-byte copy holds the descales of two keys and starts at an even key.
   alignas(16) uint2 sDescale[Config::kNumWarps][Config::kStages][Config::kBlockN + 2];
   alignas(16) __half sQ[Config::kRows][Config::kHeadDim];
-  float sQScale[Config::kRows], sQSum[Config::kRows];
+  float sQScale[Config::kRows], sQSum[Config::kRows];  // per row of Q: its power of 2; its sum
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
   bool last;  // this block arrived last and reduces the splits of the row block
@@ -85,10 +85,10 @@ __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int c
 }
 //! [load]
 
-// (3) S = Q K^T of a warp's tile, and (5) O += P V, both on codes minus 8. A word of an ldmatrix
-// matrix (8 keys of 32 codes) is the B fragment of 32 columns of K. Transposed, it holds two keys
-// and columns 4g to 4g + 3 of V, so O's columns come in four tiles of eight, each with every fourth
-// column of 32.
+// (3) S = Q K^T of a warp's tile, and (5) O += P V, both on codes minus 8. After ldmatrix a lane
+// has eight codes of one key. Q's columns are in the same order, so these are the lane's part of B
+// for 32 columns of K. After the transposing ldmatrix its word has columns 4g to 4g + 3 of V for
+// two keys. So O's columns come in four tiles of eight, each with every fourth column of 32.
 //! [mma]
 template <class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
@@ -266,7 +266,8 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       // (3) S = Q K^T.
       float s[kBlockN / 8][4] = {};
       gemm_qk<Config>(s, q, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
-      // (4) Mask and online softmax.
+      // (4) Mask and online softmax. P includes V's descale, whose log2 is added to the score; l
+      // divides it out. Past the last key descales are 0.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
       // 1 / V's scales; zero points in units of codes

@@ -54,7 +54,7 @@ struct SharedStorage {
   // Padded to two keys: a 16-byte copy holds the descales of two keys and starts at an even key.
   alignas(16) uint2 sDescale[Config::kNumWarps][Config::kStages][Config::kBlockN + 2];
   alignas(16) __half sQ[Config::kRows][Config::kHeadDim];
-  float sQScale[Config::kRows], sQSum[Config::kRows];
+  float sQScale[Config::kRows], sQSum[Config::kRows];  // per row of Q: its power of 2; its sum
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
   bool last;  // this block arrived last and reduces the splits of the row block
@@ -94,10 +94,11 @@ __device__ __forceinline__ void load_q_steps(uint32_t (&q)[Config::kHeadDim / 32
                 sQ + swizzled_offset<Config::kHeadDim>(lane_id % 8, 32 * n + lane_id / 8 * 8));
 }
 
-// (3) S^T = K Q^T of a warp's tile, on codes, and (5) O^T += V^T P^T, on codes minus 8. A word of
-// an ldmatrix matrix (8 keys of 32 codes) is half the rows of the A fragment for 32 columns of K.
-// Transposed, it holds two keys and columns 4g to 4g + 3 of V. So a tile of O^T has columns 4g in
-// its upper rows and 4g + 1 in its lower rows, the next tile 4g + 2 and 4g + 3.
+// (3) S^T = K Q^T of a warp's tile, on codes, and (5) O^T += V^T P^T, on codes minus 8. After
+// ldmatrix a lane has eight codes of one key, its part of half the rows of A for 32 columns of K.
+// After the transposing ldmatrix its word has columns 4g to 4g + 3 of V for two keys. So a tile of
+// O^T has columns 4g in its upper rows and 4g + 1 in its lower rows, the next tile 4g + 2 and
+// 4g + 3.
 //! [mma]
 template <class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 16][4],
@@ -290,7 +291,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       // factors in Q (denormals.h).
       float s[kBlockN / 16][4] = {};  // keys quad_row and quad_row + 8 of 16, two rows each
       gemm_qk<Config>(s, q, &smem.sK[warp_id][stage][0][0]);
-      // (4) Mask and online softmax.
+      // (4) Mask and online softmax. P includes V's descale, whose log2 is added to the score; l
+      // divides it out. Past the last key descales are 0.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
       // 1 / V's scales; zero points in units of codes

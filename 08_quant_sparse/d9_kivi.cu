@@ -100,12 +100,12 @@ __device__ __forceinline__ void load_q_steps(uint32_t (&q)[Config::kHeadDim / 32
                 sQ + swizzled_offset<Config::kHeadDim>(lane_id % 8, 32 * n + lane_id / 8 * 8));
 }
 
-// (3) S^T = K q'^T of a warp's tile, on codes, and (5) O^T += V^T P^T, on codes minus 8. A word of
-// an ldmatrix matrix (8 keys of 32 codes) is half the rows of the A fragment for 32 columns of K.
-// Transposed, it holds two keys and columns 4g to 4g + 3 of V. So a tile of O^T has columns 4g in
-// its upper rows and 4g + 1 in its lower rows, the next tile 4g + 2 and 4g + 3. The zero points
-// contribute the same to all keys: an MMA whose rows of A are all z multiplies them by the unscaled
-// Q.
+// (3) S^T = K q'^T of a warp's tile, on codes, and (5) O^T += V^T P^T, on codes minus 8. After
+// ldmatrix a lane has eight codes of one key, its part of half the rows of A for 32 columns of K.
+// After the transposing ldmatrix its word has columns 4g to 4g + 3 of V for two keys. So a tile of
+// O^T has columns 4g in its upper rows and 4g + 1 in its lower rows, the next tile 4g + 2 and
+// 4g + 3. The zero points contribute the same to all keys: an MMA whose rows of A are all z multiplies
+// them by the unscaled Q.
 //! [mma]
 template <class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 16][4], float (&of_zeros)[4],
