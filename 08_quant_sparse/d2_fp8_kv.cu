@@ -63,7 +63,7 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
 // Partial O of the warps, in the space of K and V. Eight lanes store 16 bytes each at a time, in
-// two rows that would use the same 16 banks. So odd rows have the halves of each 32 columns swapped.
+// two rows that would use the same 16 banks. So odd rows have the halves of 32 columns swapped.
 __device__ __forceinline__ int swizzled_column(int row, int col) { return col ^ row % 2 * 16; }
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];

@@ -104,8 +104,8 @@ __device__ __forceinline__ void load_q_steps(uint32_t (&q)[Config::kHeadDim / 32
 // ldmatrix a lane has eight codes of one key, its part of half the rows of A for 32 columns of K.
 // After the transposing ldmatrix its word has columns 4g to 4g + 3 of V for two keys. So a tile of
 // O^T has columns 4g in its upper rows and 4g + 1 in its lower rows, the next tile 4g + 2 and
-// 4g + 3. The zero points contribute the same to all keys: an MMA whose rows of A are all z multiplies
-// them by the unscaled Q.
+// 4g + 3. The zero points contribute the same to all keys: an MMA whose rows of A are all z
+// multiplies them by the unscaled Q.
 //! [mma]
 template <class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 16][4], float (&of_zeros)[4],
