@@ -75,7 +75,7 @@ __device__ __forceinline__ int slot_of(const Pages& pages, int key) {
 //! [slot]
 
 // Issues cp.async of this lane's chunks of a KV tile; rows from `count` on become 0. `gK`, `gV`:
-// the lane's chunk of the pool's first token; `token`: elements per token. `chunk`: the lane's first
+// the lane's chunk of the pool's first token; `token`: elements per token. `chunk`: its first
 // column.
 //! [load]
 template <class Config, class Element>
