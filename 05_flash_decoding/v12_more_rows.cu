@@ -35,7 +35,7 @@ struct Config {
   static constexpr int kNumWarps = kHeadDim == 128 ? 8 : 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
   static constexpr int kLanes = kHeadDim / 8;             // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;        // keys per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows of K, keys, per load of a warp
   static constexpr int kColumns = kHeadDim / kNumWarps;   // columns of O per warp
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
@@ -64,7 +64,7 @@ __device__ __forceinline__ int swizzled_offset(int row, int col) {
 //! [swizzle]
 
 // Issues cp.async of this lane's chunks of a tile; rows from `count` on become 0. `g`: the lane's
-// chunk of the tile's first row.
+// chunk of the tile's first row. `chunk`: its first column.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int count) {
@@ -194,11 +194,12 @@ __global__ void __launch_bounds__(Config::kThreads)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
-  const int heads = shape.kv_heads * row_tiles;
-  StreamKUnit run = run_of(shape, gSeqused, batch, heads, Config::kTile);
+  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence
+  StreamKUnit run = run_of(shape, gSeqused, batch, num_row_blocks, Config::kTile);
   while (run.begin < run.end) {
+    // KV tiles [tile, tile + count) of the row block: split `split` of `num_splits`
     const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] =
-        next_work_tile(run, shape, gSeqused, heads, Config::kTile);
+        next_work_tile(run, shape, gSeqused, num_row_blocks, Config::kTile);
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
     const KvRange keys{all.begin + tile * Config::kTile,
@@ -248,12 +249,12 @@ __global__ void __launch_bounds__(Config::kThreads)
       __syncthreads();  // Q and this tile are visible; all warps have read the previous tile
       load_kv(key0 + first + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
       //! [pipeline]
-      // (3) S = Q K^T, -inf where masked.
+      // (3) S = Q K^T.
       float s_of[Config::kRowTiles][kBlockN / 8][4] = {};
       if (key0 + first < keys.end) {  // this warp has keys in the tile
         gemm_qk<Element, Config>(s_of, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
       }
-      // (4) Online softmax: row maxima over each warp's keys, then over all warps.
+      // (4) Mask; online softmax: row maxima over each warp's keys, then over all warps.
       //! [softmax]
 #pragma unroll
       for (int m = 0; m < Config::kRowTiles; ++m) {
@@ -356,7 +357,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     __syncthreads();  // the partial result is stored; all threads have read sSum
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
+    __syncthreads();  // `last` is visible, and the other blocks' results, which thread 0 acquired
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,

@@ -57,7 +57,7 @@ __device__ __forceinline__ int swizzled_offset(int row, int col) {
 //! [swizzle]
 
 // Issues cp.async of this thread's chunks of 64 rows; rows from `count` on become 0. `g`: the
-// thread's chunk of the tile's first row.
+// thread's chunk of the tile's first row. `chunk`: its first column.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int count) {
@@ -165,9 +165,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   // this lane's first row and column
   const int quad_row = 16 * warp_id + lane_id / 4, quad_col = lane_id % 4 * 2;
-  const int heads = shape.kv_heads * row_tiles;
-  schedule.begin(shape, gSeqused, heads, Config::kTile);
-  for (StreamKTile segment; schedule.next(segment, shape, gSeqused, heads, Config::kTile);) {
+  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence
+  schedule.begin(shape, gSeqused, num_row_blocks, Config::kTile);
+  for (StreamKTile segment;
+       schedule.next(segment, shape, gSeqused, num_row_blocks, Config::kTile);) {
+    // KV tiles [tile, tile + count) of the row block: split `split` of `num_splits`
     const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
@@ -304,7 +306,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     __syncthreads();  // the partial result is stored; Q is no longer read
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
+    __syncthreads();  // `last` is visible, and the other blocks' results, which thread 0 acquired
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,

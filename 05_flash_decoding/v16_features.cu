@@ -32,7 +32,7 @@ struct Config {
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
   static constexpr int kLanes = kHeadDim / 8;             // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;        // keys per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows of K, keys, per load of a warp
   static constexpr int kParts = kNumWarps;                // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
@@ -64,7 +64,7 @@ __device__ __forceinline__ int swizzled_offset(int row, int col) {
 //! [swizzle]
 
 // Issues cp.async of this lane's chunks of a tile; rows from `count` on become 0. `g`: the lane's
-// chunk of the tile's first row.
+// chunk of the tile's first row. `chunk`: its first column.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int count) {
@@ -216,9 +216,11 @@ __global__ void __launch_bounds__(Config::kThreads)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
-  const int heads = shape.kv_heads * row_tiles;
-  schedule.begin(shape, gSeqused, heads, Config::kTile);
-  for (StreamKTile segment; schedule.next(segment, shape, gSeqused, heads, Config::kTile);) {
+  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence
+  schedule.begin(shape, gSeqused, num_row_blocks, Config::kTile);
+  for (StreamKTile segment;
+       schedule.next(segment, shape, gSeqused, num_row_blocks, Config::kTile);) {
+    // KV tiles [tile, tile + count) of the row block: split `split` of `num_splits`
     const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
@@ -268,7 +270,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       cp_async_commit();
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
-    cp_async_wait<kStages - 1>();
+    cp_async_wait<kStages - 1>();  // Q, committed first, has arrived
     __syncthreads();               // Q is visible
     uint32_t q[kHeadDim / 16][4];  // A fragments of Q K^T
 #pragma unroll
@@ -282,7 +284,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       cp_async_wait<kStages - 1>();
       __syncwarp();  // this tile's copies of all lanes are visible
       //! [pipeline]
-      // (3) S = Q K^T, -inf where masked.
+      // (3) S = Q K^T.
       float s[kBlockN / 8][4] = {};
       gemm_qk<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
       if constexpr (kFeatures) {
@@ -290,7 +292,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         apply_softcap_and_alibi<Config>(s, shape, slope_log2,
                                         {diagonal[0] - from, diagonal[1] - from});
       }
-      // (4) Online softmax.
+      // (4) Mask and online softmax.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
 #pragma unroll
@@ -365,7 +367,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         if (col == 0) gLse[rows.first + r] = kLn2 * lse;
         continue;
       }
-      const int64_t to = Schedule::slot(segment, split) * kRows + r;
+      const int64_t to = Schedule::slot(segment, split) * kRows + r;  // row of the partial result
       *reinterpret_cast<float4*>(gOPartial + to * kHeadDim + col) =
           make_float4(out[0] * factor, out[1] * factor, out[2] * factor, out[3] * factor);
       if (col == 0) gLsePartial[to] = lse;
@@ -376,7 +378,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     __syncthreads();  // the partial result is stored; all threads have read sO
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
+    __syncthreads();  // `last` is visible, and the other blocks' results, which thread 0 acquired
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,

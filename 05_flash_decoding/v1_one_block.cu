@@ -24,7 +24,7 @@ struct Config {
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
   static constexpr int kLanes = kHeadDim / 8;           // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;      // keys per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;      // rows of K, keys, per load of a warp
   static constexpr int kKeys = kBlockN / kRowsPerLoad;  // keys per lane and tile
   // groups of lanes with their own (m, l) state
   static constexpr int kParts = kNumWarps * kRowsPerLoad;
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   KvRange kv_range[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const int row = min(r, rows.count - 1);
+    const int row = min(r, rows.count - 1);  // rows past the last repeat it, and are not stored
     const uint4 chunk_of_q =
         *reinterpret_cast<const uint4*>(gQ + (rows.first + row) * kHeadDim + chunk);
     const uint32_t pairs[4] = {chunk_of_q.x, chunk_of_q.y, chunk_of_q.z, chunk_of_q.w};
@@ -110,10 +110,10 @@ __global__ void __launch_bounds__(Config::kThreads)
     load_tile<Config>(v, gV + kv + int64_t{key0} * kHeadDim, keys.end - key0);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      // (3) S = q K^T, -inf where masked.
+      // (3) S = q K^T.
       float s[Config::kKeys];
       gemm_qk<Element, Config>(s, q[r], k);
-      // (4) Online softmax.
+      // (4) Mask and online softmax.
       //! [softmax]
       float max = row_max[r];
 #pragma unroll

@@ -27,7 +27,7 @@ struct Config {
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
   static constexpr int kLanes = kHeadDim / 8;              // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;         // keys per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;         // rows of K, keys, per load of a warp
   static constexpr int kParts = kNumWarps;                 // partial results per row
   static constexpr int kStages = kHeadDim <= 128 ? 3 : 2;  // pipeline stages per warp
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
@@ -58,7 +58,7 @@ __device__ __forceinline__ int swizzled_offset(int row, int col) {
 //! [swizzle]
 
 // Issues cp.async of this lane's chunks of a tile; rows from `count` on become 0. `g`: the lane's
-// chunk of the tile's first row.
+// chunk of the tile's first row. `chunk`: its first column.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int count) {
@@ -175,10 +175,10 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_wait<kStages - 1>();
     __syncwarp();  // this tile's copies of all lanes are visible
     //! [pipeline]
-    // (3) S = Q K^T, -inf where masked.
+    // (3) S = Q K^T.
     float s[kBlockN / 8][4] = {};
     gemm_qk<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
-    // (4) Online softmax.
+    // (4) Mask and online softmax.
     //! [softmax]
     float max[2] = {row_max[0], row_max[1]};
 #pragma unroll

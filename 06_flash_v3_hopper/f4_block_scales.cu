@@ -54,7 +54,7 @@ struct Config {
   static_assert(kBlockM == kScaleRows && kScaleRows % kBlockN == 0);
   static constexpr int kStages = 2;   // buffers for K, and for V
   static constexpr int kQStages = 2;  // buffers for Q
-  static constexpr bool kUsesPingPong = kHeadDim != 128;
+  static constexpr bool kUsesPingPong = kHeadDim != 128;  // the faster choice of a sweep
   // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
   // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
@@ -65,7 +65,8 @@ struct Config {
 //! [config]
 
 // Tiles are panels of 128 columns, [d / 128][rows, 128], or of 64 at d=64, with a TMA swizzle of as
-// many bytes; V^T is [d, keys].
+// many bytes; V^T is [d, keys]. The swizzle is computed from the address, so a tile begins at a
+// multiple of 1024.
 template <class Config>
 struct SharedStorage {
   alignas(1024) uint8_t sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
@@ -76,8 +77,8 @@ struct SharedStorage {
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
   // mbarriers: all consumer warps have released the tile
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  // mbarriers: a WorkTile is written; take the next tile. Two of the former suffice: the Q producer
-  // waits for prefetch, so it is at most one tile ahead of the K/V producer.
+  // mbarriers. work_full: a WorkTile is written. prefetch: take the next tile. Two work_full
+  // suffice: the Q producer waits for prefetch, so it is at most one tile ahead of K and V.
   uint64_t work_full[2], prefetch;
   WorkTile work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_descale, k_descale, v_descale, q_full, k_full, v_full,
@@ -87,6 +88,7 @@ struct SharedStorage {
 using TileScheduler = DynamicPersistent;
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues only; does not wait.
+// `q + n`: n bytes further. The first wgmma overwrites s, the others add to it.
 //! [issue_qk]
 template <class Config>
 __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const uint8_t* sQ,
@@ -180,7 +182,8 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 //! [softmax]
 
 // Q producer: takes query tiles and (1) loads Q_i. It takes the next tile as late as possible: a
-// tile taken early by a block with long tiles is kept from an idle SM.
+// tile taken early by a block with long tiles is kept from an idle SM. Corner of a box: column in
+// the panel, row, panel, head.
 //! [producer]
 template <class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const TensorMap& mapQ,
@@ -221,6 +224,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const Te
     if (work.row0 < 0) break;
     for (int n_block = work.kv_range.end - 1; n_block >= work.kv_range.begin;
          --n_block, kv.advance()) {
+      // kPrefetchBlocks before the end of the tile (the loop runs backwards), or at its start
       if (n_block == min(work.kv_range.begin + kPrefetchBlocks, work.kv_range.end) - 1)
         mbarrier_arrive(&smem.prefetch);
       const int stage = kv.index(), key0 = n_block * kBlockN;
@@ -245,7 +249,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const Te
 
 template <class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // one arrival per consumer warp
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // empty: one arrival per warp; full: 1 in all
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
   for (int i = 0; i < Config::kStages; ++i) {
@@ -283,7 +287,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   setmaxnreg_inc<Config::kConsumerRegisters>();
 
   //! [pingpong]
-  // A warpgroup issues its MMAs after the previous warpgroup has issued its own.
+  // A warpgroup issues its MMAs after the previous warpgroup has issued its own. A named barrier
+  // completes when one warpgroup waits and the other has passed on: 2 x 128 arrivals.
   const auto pingpong_wait = [&] {
     if (Config::kUsesPingPong) named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup);
   };
@@ -305,7 +310,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     const WorkTile& work = smem.work[q.count % kWorkRing];
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
     last_key = work.seqlen_k - 1;
-    kv_range = work.kv_range;
+    kv_range = work.kv_range;  // never empty: a fully masked tile has one block, all of it masked
     q_scale_log2 = shape.softmax_scale * kLog2e * smem.q_descale[q.index()];
     const bool more = work.row0 >= 0;
     __syncwarp();  // all lanes have read `work` before lane 0 arrives
@@ -328,7 +333,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   float o[kHeadDim / 8][4] = {};           // unnormalised
   float pv[Config::kSliceColumns / 8][4];  // P V of the current tile, to be added to O
-  // reference for the row max, in log2 units; sum over this lane's keys
+  // subtracted instead of the row max, which it may lag (log2 units); sum over this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 32][4];
@@ -381,6 +386,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const auto process_kv_block = [&](int n_block, auto masked) {
     mmas(n_block);
     softmax(n_block, masked);
+    // P V of the previous block is relative to the old reference: first add it, then rescale. P's
+    // registers are free only after that wait.
     add_o();
     round_p_e4m3<kBlockN>(p, s);
     if (rescaled) rescale_rows<kHeadDim>(o, rescale);
@@ -426,6 +433,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       pingpong_pass_on();
     }
     add_o();
+    // P of the next tile, if there is one; an `if` would make kv non-uniform
     round_p_e4m3<kBlockN>(p, s);
     kv.advance();
     // P's scale of 2^kPScale is in O and l, so it cancels in O / l; lse loses it here.

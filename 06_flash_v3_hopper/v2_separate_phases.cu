@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     index = scheduler.next(index);
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
     last_key = work.seqlen_k - 1;
-    kv_range = work.kv_range;
+    kv_range = work.kv_range;  // never empty: a fully masked tile has one block, all of it masked
     return true;
   };
   // Pipeline state of the current K/V tile, counted through all tiles of this block.

@@ -43,7 +43,8 @@ __host__ __device__ constexpr int swizzled_offset(int row, int col) {
 }
 //! [swizzle]
 
-// Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's 128-byte swizzle.
+// Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's 128-byte swizzle. It repeats every
+// 1024 bytes and is computed from the address, so a tile begins at a multiple of 1024.
 template <class Element, class Config>
 struct SharedStorage {
   alignas(1024) Element sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
@@ -73,7 +74,8 @@ __device__ void load_tile(Element* tile, const Element* g, int head, int row0, i
   }
 }
 
-// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues only; does not wait.
+// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major (the `false`). Issues only; does
+// not wait. `q + n`: n bytes further. The first wgmma overwrites s, the others add to it.
 //! [issue_qk]
 //! [ex06b]
 template <class Config, class Element>
@@ -91,7 +93,8 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
 }
 //! [issue_qk]
 
-// (5) O += P V: P from registers, V MN-major, [k, d]. Issues only; does not wait.
+// (5) O += P V: P from registers, V MN-major, [k, d]. Issues only; does not wait. The descriptor's
+// second argument: bytes from panel to panel.
 //! [issue_pv]
 template <class Config, class Element>
 __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
@@ -164,7 +167,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     index = scheduler.next(index);
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
     last_key = work.seqlen_k - 1;
-    kv_range = work.kv_range;
+    kv_range = work.kv_range;  // never empty: a fully masked tile has one block, all of it masked
     return true;
   };
   // Pipeline state of the current K/V tile, counted through all tiles of this block.

@@ -47,7 +47,8 @@ struct Config {
 };
 //! [config]
 
-// Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's 128-byte swizzle.
+// Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's 128-byte swizzle. It repeats every
+// 1024 bytes and is computed from the address, so a tile begins at a multiple of 1024.
 template <class Element, class Config>
 struct SharedStorage {
   alignas(1024) Element sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
@@ -70,7 +71,8 @@ struct SingleTile : TileOrder {
 using TileScheduler = SingleTile;
 //! [tiles]
 
-// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues only; does not wait.
+// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major (the `false`). Issues only; does
+// not wait. `q + n`: n bytes further. The first wgmma overwrites s, the others add to it.
 //! [issue_qk]
 template <class Config, class Element>
 __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
@@ -87,7 +89,8 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
 }
 //! [issue_qk]
 
-// (5) O += P V: P from registers, V MN-major, [k, d]. Issues only; does not wait.
+// (5) O += P V: P from registers, V MN-major, [k, d]. Issues only; does not wait. The descriptor's
+// second argument: bytes from panel to panel.
 //! [issue_pv]
 template <class Config, class Element>
 __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
@@ -131,7 +134,7 @@ __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4
 //! [softmax]
 
 // One producer thread. (1) Loads Q_i when the consumers have released the previous Q, then K_j and
-// V_j into empty stages.
+// V_j into empty stages. Corner of a box: column in the panel, row, panel, head.
 //! [producer]
 template <class Element, class Config>
 __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, const TensorMap& mapQ,
@@ -163,7 +166,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
 
 template <class Element, class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // one arrival per consumer warp
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // empty: one arrival per warp; full: 1 in all
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
   for (int i = 0; i < Config::kStages; ++i) {
@@ -199,7 +202,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   setmaxnreg_inc<Config::kConsumerRegisters>();
 
   //! [pingpong]
-  // A warpgroup issues its MMAs after the previous warpgroup has issued its own.
+  // A warpgroup issues its MMAs after the previous warpgroup has issued its own. A named barrier
+  // completes when one warpgroup waits and the other has passed on: 2 x 128 arrivals.
   const auto pingpong_wait = [&] { named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup); };
   const auto pingpong_pass_on = [&] {
     named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
@@ -222,7 +226,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     index = scheduler.next(index);
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
     last_key = work.seqlen_k - 1;
-    kv_range = work.kv_range;
+    kv_range = work.kv_range;  // never empty: a fully masked tile has one block, all of it masked
     return true;
   };
   const auto release_q = [&] {  // one arrival per warp
@@ -268,11 +272,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     issue_o(kv.previous());
     if (more) issue_s();
     pingpong_pass_on();
-    wgmma_wait<0>(o, s);
+    wgmma_wait<0>(o, s);  // names o and s, so that they are not read earlier
     consumer_release(smem.v_empty, kv.previous());
     if (!more) return;
     consumer_release(smem.k_empty, kv);
-    if (n_block + 2 == kv_range.end) release_q();
+    if (n_block + 2 == kv_range.end) release_q();  // this S was the tile's last
     kv.advance();
   };
   //! [mmas]

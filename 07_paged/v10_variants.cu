@@ -39,7 +39,7 @@ struct Config {
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
   static constexpr int kLanes = kHeadDim / 8;             // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;        // keys per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows of K, keys, per load of a warp
   static constexpr int kParts = kNumWarps;                // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
@@ -84,7 +84,7 @@ __device__ __forceinline__ int slot_of(const Pages& pages, int key) {
 
 // Issues cp.async of this lane's chunks of a KV tile; rows from `count` on become 0. `gK`, `gV`:
 // the lane's chunk of the pool's first token; `token`: elements per token. `slot`: of key
-// `lane_id % kBlockN` of the tile, in each lane.
+// `lane_id % kBlockN` of the tile, in each lane. `chunk`: the first column of the lane's chunk.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* sK, Element* sV, const Element* gK,
@@ -214,6 +214,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
   for (int piece = gWorkBegin[blockIdx.x]; piece < gWorkBegin[blockIdx.x + 1]; ++piece) {
+    // KV tiles [tile, tile + count) of the row block: part `split` of `num_splits`
     const auto [row_block, tile, count, split, num_splits, first_part] = gWork[piece];
     const int seqlen_k = gSeqused[row_block / (shape.kv_heads * row_tiles)];
     const Rows rows = rows_of(shape, row_block, kRows);
@@ -278,7 +279,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       slot = ahead;
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
-    cp_async_wait<kStages - 1>();
+    cp_async_wait<kStages - 1>();  // Q, committed first, has arrived
     __syncthreads();               // Q is visible
     uint32_t q[kHeadDim / 16][4];  // A fragments of Q K^T
 #pragma unroll
@@ -292,10 +293,10 @@ __global__ void __launch_bounds__(Config::kThreads)
       cp_async_wait<kStages - 1>();
       __syncwarp();  // this tile's copies of all lanes are visible
       //! [pipeline]
-      // (3) S = Q K^T, -inf where masked.
+      // (3) S = Q K^T.
       float s[kBlockN / 8][4] = {};
       gemm_qk<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
-      // (4) Online softmax.
+      // (4) Mask and online softmax.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
 #pragma unroll
@@ -382,7 +383,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     __syncthreads();  // the partial result is stored; all threads have read sO
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
+    __syncthreads();  // `last` is visible, and the other blocks' results, which thread 0 acquired
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(

@@ -69,7 +69,7 @@ __device__ __forceinline__ int slot_of(const Pages& pages, int key) {
 }
 
 // Issues cp.async of this lane's chunks of a KV tile; rows from `count` on become 0. `slot`: of key
-// `lane_id % kBlockN` of the tile, in each lane.
+// `lane_id % kBlockN` of the tile, in each lane. `chunk`: the first column of the lane's chunk.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* gK, int slot, int count) {
@@ -198,6 +198,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   // The blocks of a team have one row tile each of the same sequence.
   const int team = blockIdx.x / row_tiles, row_tile_id = blockIdx.x % row_tiles;
   for (int piece = gWorkBegin[team]; piece < gWorkBegin[team + 1]; ++piece) {
+    // KV tiles [tile, tile + count) of the row block: part `split` of `num_splits`
     const auto [b, tile, count, split, num_splits, first_part] = gWork[piece];
     const int seqlen_k = gSeqused[b], row_block = b * row_tiles + row_tile_id;
     //! [teams]
@@ -252,12 +253,12 @@ __global__ void __launch_bounds__(Config::kThreads)
       __syncthreads();  // Q and this tile are visible; all warps have read the previous tile
       load_kv(key0 + first + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
       //! [pipeline]
-      // (3) S = Q K^T, -inf where masked.
+      // (3) S = Q K^T.
       float s[kBlockN / 8][4] = {};
       if (key0 + first < keys.end) {  // this warp has keys in the tile
         gemm_qk<Element, Config>(s, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
       }
-      // (4) Online softmax: row maxima over each warp's keys, then over all warps.
+      // (4) Mask; online softmax: row maxima over each warp's keys, then over all warps.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
 #pragma unroll
@@ -346,7 +347,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     __syncthreads();  // the partial result is stored; all threads have read sSum
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
+    __syncthreads();  // `last` is visible, and the other blocks' results, which thread 0 acquired
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,

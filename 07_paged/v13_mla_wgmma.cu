@@ -193,6 +193,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   // The blocks of a team have one row tile each of the same sequence.
   const int team = blockIdx.x / row_tiles, row_tile_id = blockIdx.x % row_tiles;
   for (int piece = gWorkBegin[team]; piece < gWorkBegin[team + 1]; ++piece) {
+    // KV tiles [tile, tile + count) of the row block: part `split` of `num_splits`
     const auto [b, tile, count, split, num_splits, first_part] = gWork[piece];
     const int seqlen_k = gSeqused[b], row_block = b * row_tiles + row_tile_id;
     //! [teams]
@@ -217,7 +218,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     //! [load_q]
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     float o[Config::kColumns / 8][4] = {};  // unnormalised
-    // reference for the row max, in log2 units; sum over this lane's keys
+    // subtracted instead of the row max, which it may lag (log2 units); sum over this lane's keys
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     const KvRange kv_range[2] = {
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
@@ -342,7 +343,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     __syncthreads();  // the partial result is stored; all threads have read sSum
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
+    __syncthreads();  // `last` is visible, and the other blocks' results, which thread 0 acquired
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,

@@ -32,7 +32,7 @@ struct Config {
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
   static constexpr int kLanes = kHeadDim / 8;             // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;        // keys per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows of K, keys, per load of a warp
   static constexpr int kParts = kNumWarps;                // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr bool kQStays = kHeadDim <= 128;  // in registers; for lack of them not at d=256
@@ -86,7 +86,7 @@ struct PlannedTile {
 struct Pieces {
   const WorkTile* gWork;
   const int* gSeqused;
-  int heads, end;  // row blocks per sequence; end of the block's work tiles
+  int num_row_blocks, end;  // row blocks per sequence; end of the block's work tiles
   int first = -32;
   PlannedTile lane_tile = {};
 
@@ -95,7 +95,7 @@ struct Pieces {
     if (n - first >= 32) {
       first = n;
       lane_tile.work = gWork[min(n + static_cast<int>(threadIdx.x % 32), end - 1)];
-      lane_tile.seqlen_k = gSeqused[lane_tile.work.row_block / heads];
+      lane_tile.seqlen_k = gSeqused[lane_tile.work.row_block / num_row_blocks];
     }
     const auto of_lane = [&](int x) { return __shfl_sync(~0u, x, n - first); };
     const WorkTile& w = lane_tile.work;
@@ -115,7 +115,7 @@ __device__ __forceinline__ KvRange keys_of(const Shape& shape, const PlannedTile
 
 // Issues cp.async of this lane's chunks of a KV tile; rows from `count` on become 0. `gK`, `gV`:
 // the lane's chunk of the pool's first token; `token`: elements per token. `slot`: of key
-// `lane_id % kBlockN` of the tile, in each lane.
+// `lane_id % kBlockN` of the tile, in each lane. `chunk`: the first column of the lane's chunk.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* sK, Element* sV, const Element* gK,
@@ -245,8 +245,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const int begin = gWorkBegin[blockIdx.x], end = gWorkBegin[blockIdx.x + 1];
   if (begin == end) return;
   const int token = shape.kv_heads * kHeadDim;  // elements per token
-  const int heads = shape.kv_heads * row_tiles;
-  Pieces pieces{gWork, gSeqused, heads, end};
+  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence
+  Pieces pieces{gWork, gSeqused, num_row_blocks, end};
 
   // (1) Load Q of a work tile through registers. Rows past the last become 0.
   //! [load_q]
@@ -318,6 +318,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   int stage = 0;
   for (int piece_id = begin; piece_id < end; ++piece_id) {
     const PlannedTile piece = pieces.at(piece_id);
+    // KV tiles [tile, tile + count) of the row block: part `split` of `num_splits`
     const auto [row_block, tile, count, split, num_splits, first_part] = piece.work;
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange keys = keys_of<Config>(shape, piece);
@@ -346,10 +347,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       const auto& sKV = smem.sKV[warp_id][stage];
       if constexpr (!Config::kQStays) read_q();
       //! [pipeline]
-      // (3) S = Q K^T, -inf where masked.
+      // (3) S = Q K^T.
       float s[kBlockN / 8][4] = {};
       gemm_qk<Element, Config>(s, q, &sKV[0][0][0]);
-      // (4) Online softmax.
+      // (4) Mask and online softmax.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
 #pragma unroll
@@ -445,7 +446,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     __syncthreads();
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
+    __syncthreads();  // `last` is visible, and the other blocks' results, which thread 0 acquired
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,

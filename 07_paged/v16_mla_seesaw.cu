@@ -209,7 +209,8 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
 
   for (int idx = pieces.begin(); idx < pieces.end(); ++idx, q.advance()) {
     float o[Config::kColumns / 8][4] = {};  // unnormalised
-    // reference for the row max, in log2 units, common to both sides; sum over this side's tiles
+    // subtracted instead of the row max, which it may lag (log2 units), common to both sides; sum
+    // over this side's tiles
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     float s[kBlockN / 8][4];
     uint32_t p[kBlockN / 16][4];

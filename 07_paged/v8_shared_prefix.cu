@@ -40,9 +40,9 @@ struct Config {
   // warp; at d=256 a tile has half as many rows.
   static constexpr int kQSteps = kHeadDim == 64 ? 4 : kHeadDim == 256 ? 8 : 0;
   static constexpr int kRowBytes = 2 * kHeadDim;
-  static constexpr int kSwizzleChunks =
-      // 16-byte chunks that the swizzle permutes: 8 for all head dims of this chapter
-      kHeadDim % 64 == 0 ? 8 : 4;
+  // 16-byte chunks that the swizzle permutes: 8, as all head dims of this chapter are multiples of
+  // 64 (chapter 04 has others)
+  static constexpr int kSwizzleChunks = kHeadDim % 64 == 0 ? 8 : 4;
   static constexpr int kCopyRows = kThreads / kSwizzleChunks;  // rows that the block copies at once
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
   }
   float o[kTiles][kHeadDim / 8][4] = {};  // unnormalised
-  // reference for the row max, in log2 units; sum over this lane's keys
+  // subtracted instead of the row max, which it may lag (log2 units); sum over this lane's keys
   float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 

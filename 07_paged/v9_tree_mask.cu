@@ -35,9 +35,9 @@ struct Config {
   // warp; at d=256 a tile has half as many rows.
   static constexpr int kQSteps = kHeadDim == 64 ? 4 : kHeadDim == 256 ? 8 : 0;
   static constexpr int kRowBytes = 2 * kHeadDim;
-  static constexpr int kSwizzleChunks =
-      // 16-byte chunks that the swizzle permutes: 8 for all head dims of this chapter
-      kHeadDim % 64 == 0 ? 8 : 4;
+  // 16-byte chunks that the swizzle permutes: 8, as all head dims of this chapter are multiples of
+  // 64 (chapter 04 has others)
+  static constexpr int kSwizzleChunks = kHeadDim % 64 == 0 ? 8 : 4;
   static constexpr int kCopyRows = kThreads / kSwizzleChunks;  // rows that the block copies at once
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
@@ -175,9 +175,10 @@ __device__ __forceinline__ uint64_t tree_bits(const int* row, int words, int fir
     return n < 0 ? ~0u : n < words ? static_cast<unsigned>(row[n]) : 0u;
   };
   if (first <= -64) return ~uint64_t{0};
-  const int n = (first + 64) / 32 - 2, causal_offset = (first + 64) % 32;
+  // word and bit of `first`, which may be negative: 64 is added so that / and % round down
+  const int n = (first + 64) / 32 - 2, shift = (first + 64) % 32;
   const uint64_t low = word(n) | word(n + 1) << 32;
-  return causal_offset == 0 ? low : low >> causal_offset | word(n + 2) << (64 - causal_offset);
+  return shift == 0 ? low : low >> shift | word(n + 2) << (64 - shift);
 }
 // Sets keys of the block that are not ancestors of this lane's rows to -inf. `row`: the lane's
 // first row; `first`: the first key of the block, relative to the first key of the tree.
@@ -188,6 +189,7 @@ __device__ __forceinline__ void apply_tree(float (&s)[kTiles][kColumns][4], cons
   for (int m = 0; m < kTiles; ++m)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      // rows past the last have its bits; they are not stored
       const int query = min(row + 16 * m + 8 * r, rows - 1);
       const uint64_t bits =
           tree_bits(tree + int64_t{query} * words, words, first) >> (thread_index() % 4 * 2);
@@ -288,7 +290,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
   }
   float o[kTiles][kHeadDim / 8][4] = {};  // unnormalised
-  // reference for the row max, in log2 units; sum over this lane's keys
+  // subtracted instead of the row max, which it may lag (log2 units); sum over this lane's keys
   float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 

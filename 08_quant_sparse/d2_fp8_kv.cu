@@ -4,8 +4,9 @@
 // change    The codes are e4m3. Hopper and Ada convert two of them to fp16 in one instruction. On
 //           other GPUs the bits are shifted into fp16's fields, which gives 2^-8 times the value,
 //           and multiplied by 2^8.
-// why       e4m3 has four significant bits at any magnitude, so a coarse scale (per head)
-//           suffices; int8's even steps need fine ones. The conversion is shorter.
+// why       e4m3 has four significant bits down to 2^-15 of the largest number, so servers use one
+//           scale per head. This step keeps d1's scale per token, so that only the type differs.
+//           The conversion is shorter.
 // expect    the time of d1; with a scale per token larger errors
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
@@ -39,7 +40,7 @@ struct Config {
   static constexpr int kNumWarps = kHeadDim <= 128 ? 16 : 8, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
   static constexpr int kLanes = kHeadDim / 16;  // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;  // keys per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows of K, keys, per load of a warp
   static constexpr int kParts = kNumWarps;                 // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
@@ -54,20 +55,21 @@ struct SharedStorage {
   // Padded to two keys: a 16-byte copy holds the descales of two keys and starts at an even key.
   alignas(16) float2 sDescale[Config::kNumWarps][Config::kStages][Config::kBlockN + 2];
   alignas(16) __half sQ[Config::kRows][Config::kHeadDim];
+  // per row of Q: the power of 2 that it was divided by; its sum (for codes with a zero point, d3)
   float sQScale[Config::kRows], sQSum[Config::kRows];
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
   bool last;  // this block arrived last and reduces the splits of the row block
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
-// Partial O of the warps, in the space of K and V. A quarter warp stores 16 bytes per lane, of two
-// rows. Odd rows have the halves of their 32 columns swapped, so that all 32 banks are used.
+// Partial O of the warps, in the space of K and V. Eight lanes store 16 bytes each at a time, in
+// two rows that would use the same 16 banks. So odd rows have the halves of 32 columns swapped.
 __device__ __forceinline__ int swizzled_column(int row, int col) { return col ^ row % 2 * 16; }
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
 
 // Issues cp.async of this lane's chunks of a tile; rows from `count` on become 0. `g`: the lane's
-// chunk of the tile's first row.
+// chunk of the tile's first row. `chunk`: its number in the row.
 //! [load]
 template <class Config>
 __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int count) {
@@ -82,9 +84,11 @@ __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int c
 }
 //! [load]
 
-// (3) S = Q K^T of a warp's tile, and (5) O += P V. A word of an ldmatrix matrix (8 keys of 16
-// codes) is the B fragment of 16 columns of K. Transposed, it holds two keys and columns 2g and 2g
-// + 1 of V, so O's columns come in two tiles of eight: the even and the odd ones of sixteen.
+// (3) S = Q K^T of a warp's tile, and (5) O += P V. After ldmatrix a lane has four codes of one
+// key. Q's columns are in the same order, so these are the lane's part of B for 16 columns of K.
+// After the transposing ldmatrix its word has columns 2g and 2g + 1 of V for two keys, one for each
+// of two MMAs. So O's columns come in two tiles of eight: the even and the odd ones of sixteen.
+// `in_storage_order` converts codes (0 1) and (2 3) of a word to fp16, `crosswise` (0 2) and (1 3).
 //! [mma]
 template <class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
@@ -195,9 +199,11 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
   auto& smem = dynamic_shared<SharedStorage<Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
-  const int heads = shape.kv_heads * row_tiles;
-  schedule.begin(shape, gSeqused, heads, Config::kTile);
-  for (StreamKTile segment; schedule.next(segment, shape, gSeqused, heads, Config::kTile);) {
+  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence
+  schedule.begin(shape, gSeqused, num_row_blocks, Config::kTile);
+  for (StreamKTile segment;
+       schedule.next(segment, shape, gSeqused, num_row_blocks, Config::kTile);) {
+    // KV tiles [tile, tile + count) of the row block: split `split` of `num_splits`
     const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
@@ -251,10 +257,11 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       cp_async_wait<kStages - 1>();
       __syncwarp();  // this tile's copies of all lanes are visible
       //! [pipeline]
-      // (3) S = Q K^T, -inf where masked.
+      // (3) S = Q K^T.
       float s[kBlockN / 8][4] = {};
       gemm_qk<Config>(s, q, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
-      // (4) Online softmax.
+      // (4) Mask and online softmax. P includes V's descale, whose log2 is added to the score; l
+      // divides it out. Past the last key descales are 0.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]}, inverse[kBlockN / 8][2];  // 1 / V's descales
 #pragma unroll
@@ -334,7 +341,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
         if (col == 0) gLse[rows.first + r] = kLn2 * lse;
         continue;
       }
-      const int64_t to = Schedule::slot(segment, split) * kRows + r;
+      const int64_t to = Schedule::slot(segment, split) * kRows + r;  // row of the partial result
       *reinterpret_cast<float4*>(gOPartial + to * kHeadDim + col) =
           make_float4(out[0] * factor, out[1] * factor, out[2] * factor, out[3] * factor);
       if (col == 0) gLsePartial[to] = lse;
@@ -345,7 +352,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     __syncthreads();  // the partial result is stored; all threads have read sO
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
+    __syncthreads();  // `last` is visible, and the other blocks' results, which thread 0 acquired
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,

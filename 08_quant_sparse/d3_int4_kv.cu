@@ -42,7 +42,7 @@ struct Config {
   static constexpr int kNumWarps = kHeadDim <= 128 ? 16 : 8, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
   static constexpr int kLanes = kRowBytes / 16;  // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;  // keys per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows of K, keys, per load of a warp
   static constexpr int kParts = kNumWarps;                 // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 8 : 4;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
@@ -57,7 +57,7 @@ struct SharedStorage {
   // Padded to two keys: a 16-byte copy holds the descales of two keys and starts at an even key.
   alignas(16) uint2 sDescale[Config::kNumWarps][Config::kStages][Config::kBlockN + 2];
   alignas(16) __half sQ[Config::kRows][Config::kHeadDim];
-  float sQScale[Config::kRows], sQSum[Config::kRows];
+  float sQScale[Config::kRows], sQSum[Config::kRows];  // per row of Q: its power of 2; its sum
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
   bool last;  // this block arrived last and reduces the splits of the row block
@@ -70,7 +70,7 @@ template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
 
 // Issues cp.async of this lane's chunks of a tile; rows from `count` on become 0. `g`: the lane's
-// chunk of the tile's first row.
+// chunk of the tile's first row. `chunk`: its number in the row.
 //! [load]
 template <class Config>
 __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int count) {
@@ -85,10 +85,10 @@ __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int c
 }
 //! [load]
 
-// (3) S = Q K^T of a warp's tile, and (5) O += P V, both on codes minus 8. A word of an ldmatrix
-// matrix (8 keys of 32 codes) is the B fragment of 32 columns of K. Transposed, it holds two keys
-// and columns 4g to 4g + 3 of V, so O's columns come in four tiles of eight, each with every fourth
-// column of 32.
+// (3) S = Q K^T of a warp's tile, and (5) O += P V, both on codes minus 8. After ldmatrix a lane
+// has eight codes of one key. Q's columns are in the same order, so these are the lane's part of B
+// for 32 columns of K. After the transposing ldmatrix its word has columns 4g to 4g + 3 of V for
+// two keys. So O's columns come in four tiles of eight, each with every fourth column of 32.
 //! [mma]
 template <class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
@@ -203,9 +203,11 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
   auto& smem = dynamic_shared<SharedStorage<Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
-  const int heads = shape.kv_heads * row_tiles;
-  schedule.begin(shape, gSeqused, heads, Config::kTile);
-  for (StreamKTile segment; schedule.next(segment, shape, gSeqused, heads, Config::kTile);) {
+  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence
+  schedule.begin(shape, gSeqused, num_row_blocks, Config::kTile);
+  for (StreamKTile segment;
+       schedule.next(segment, shape, gSeqused, num_row_blocks, Config::kTile);) {
+    // KV tiles [tile, tile + count) of the row block: split `split` of `num_splits`
     const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
@@ -261,10 +263,11 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       cp_async_wait<kStages - 1>();
       __syncwarp();  // this tile's copies of all lanes are visible
       //! [pipeline]
-      // (3) S = Q K^T, -inf where masked.
+      // (3) S = Q K^T.
       float s[kBlockN / 8][4] = {};
       gemm_qk<Config>(s, q, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
-      // (4) Online softmax.
+      // (4) Mask and online softmax. P includes V's descale, whose log2 is added to the score; l
+      // divides it out. Past the last key descales are 0.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
       // 1 / V's scales; zero points in units of codes
@@ -358,7 +361,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
         if (col == 0) gLse[rows.first + r] = kLn2 * lse;
         continue;
       }
-      const int64_t to = Schedule::slot(segment, split) * kRows + r;
+      const int64_t to = Schedule::slot(segment, split) * kRows + r;  // row of the partial result
       *reinterpret_cast<float4*>(gOPartial + to * kHeadDim + col) =
           make_float4(out[0] * factor, out[1] * factor, out[2] * factor, out[3] * factor);
       if (col == 0) gLsePartial[to] = lse;
@@ -369,7 +372,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     __syncthreads();  // the partial result is stored; all threads have read sO
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
+    __syncthreads();  // `last` is visible, and the other blocks' results, which thread 0 acquired
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,

@@ -3,7 +3,7 @@
 // parent    none: an operation of its own, on a cache in bf16
 // change    Each score is estimated from the columns of K in which |q| is largest. The softmax of
 //           the estimates selects the tokens to read; the others contribute their share of the
-//           mean of V. K is stored twice, by rows and by columns. Query heads that share a KV head
+//           mean of V. K is stored twice, by rows and by columns. Query heads that share a K/V head
 //           choose together.
 // why       A decode step is bound by the bytes of the cache. Columns can be read contiguously
 //           only from a transposed copy of K.
@@ -34,7 +34,7 @@ struct Config {
 
 // The problem, as these kernels need it.
 struct Sizes {
-  int group, kv_heads, seqlen_k, padded;  // query heads per KV head; padded to 16 bytes
+  int group, kv_heads, seqlen_k, padded;  // query heads per K/V head; padded to 16 bytes
   float scale_log2;
   sparq::Choice choice;
 };
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 }
 //! [prepare]
 
-// (1) The chosen columns of a KV head, in ascending order, and the factor of each query head's
+// (1) The chosen columns of a K/V head, in ascending order, and the factor of each query head's
 // partial dot products. Every block recomputes them. NaN orders above Inf, and Inf above all else.
 //! [columns]
 template <class Config>

@@ -66,7 +66,8 @@ struct Config {
 //! [config]
 
 // Tiles are panels of 128 columns, [d / 128][rows, 128], or of 64 at d=64, with a TMA swizzle of as
-// many bytes; V^T is [d, keys].
+// many bytes; V^T is [d, keys]. The swizzle is computed from the address, so a tile begins at a
+// multiple of 1024.
 template <class Config>
 struct SharedStorage {
   alignas(1024) uint8_t sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
@@ -78,8 +79,8 @@ struct SharedStorage {
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
   // mbarriers: all consumer warps have released the tile
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  // mbarriers: a WorkTile is written; take the next tile. Two of the former suffice: the Q producer
-  // waits for prefetch, so it is at most one tile ahead of the K/V producer.
+  // mbarriers. work_full: a WorkTile is written. prefetch: take the next tile. Two work_full
+  // suffice: the Q producer waits for prefetch, so it is at most one tile ahead of K and V.
   uint64_t work_full[2], prefetch;
   WorkTile work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_descale, k_descale, q_full, k_full, v_full, q_empty,
@@ -89,6 +90,7 @@ struct SharedStorage {
 using TileScheduler = DynamicPersistent;
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues only; does not wait.
+// `q + n`: n bytes further. The first wgmma overwrites s, the others add to it.
 //! [issue_qk]
 template <class Config>
 __device__ __forceinline__ void issue_qk(int (&s)[Config::kBlockN / 8][4], const uint8_t* sQ,
@@ -215,7 +217,8 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 //! [softmax]
 
 // Q producer: takes query tiles and (1) loads Q_i. It takes the next tile as late as possible: a
-// tile taken early by a block with long tiles is kept from an idle SM.
+// tile taken early by a block with long tiles is kept from an idle SM. Corner of a box: column in
+// the panel, row, panel, head.
 //! [producer]
 template <class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const TensorMap& mapQ,
@@ -262,6 +265,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
     if (work.row0 < 0) break;
     for (int n_block = work.kv_range.end - 1; n_block >= work.kv_range.begin;
          --n_block, kv.advance()) {
+      // kPrefetchBlocks before the end of the tile (the loop runs backwards), or at its start
       if (n_block == min(work.kv_range.begin + kPrefetchBlocks, work.kv_range.end) - 1)
         mbarrier_arrive(&smem.prefetch);
       const int stage = kv.index(), key0 = n_block * kBlockN;
@@ -283,7 +287,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
 
 template <class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // one arrival per consumer warp
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // empty: one arrival per warp; full: 1 in all
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
   for (int i = 0; i < Config::kStages; ++i) {
@@ -335,7 +339,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     const WorkTile& work = smem.work[q.count % kWorkRing];
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
     last_key = work.seqlen_k - 1;
-    kv_range = work.kv_range;
+    kv_range = work.kv_range;  // never empty: a fully masked tile has one block, all of it masked
     const bool more = work.row0 >= 0;
     if (more)
       q_scale_log2 = shape.softmax_scale * kLog2e *
@@ -359,7 +363,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
 
   float o[kHeadDim / 8][4] = {};  // of one chunk, unnormalised
-  // reference for the row max, in log2 units; sum over this lane's keys
+  // subtracted instead of the row max, which it may lag (log2 units); sum over this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   int s_acc[kBlockN / 8][4];  // S before its conversion to float

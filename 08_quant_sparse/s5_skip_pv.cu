@@ -74,7 +74,8 @@ template <>
 struct Config<256> : Tuned<256, Tuning{.block_n = 64, .q_stages = 1, .pingpong = false}> {};
 //! [config]
 
-// Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's 128-byte swizzle.
+// Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's 128-byte swizzle. It repeats every
+// 1024 bytes and is computed from the address, so a tile begins at a multiple of 1024.
 template <class Element, class Config>
 struct SharedStorage {
   alignas(1024) Element sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
@@ -84,8 +85,8 @@ struct SharedStorage {
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
   // mbarriers: all consumer warps have released the tile
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  // mbarriers: a WorkTile is written; take the next tile. Two of the former suffice: the Q producer
-  // waits for prefetch, so it is at most one tile ahead of the K/V producer.
+  // mbarriers. work_full: a WorkTile is written. prefetch: take the next tile. Two work_full
+  // suffice: the Q producer waits for prefetch, so it is at most one tile ahead of K and V.
   uint64_t work_full[2], prefetch;
   WorkTile work[kWorkRing];
   int n_block[Config::kStages];  // of K and V, per stage
@@ -98,7 +99,8 @@ struct SharedStorage {
 
 using TileScheduler = DynamicPersistent;
 
-// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues only; does not wait.
+// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major (the `false`). Issues only; does
+// not wait. `q + n`: n bytes further. The first wgmma overwrites s, the others add to it.
 //! [issue_qk]
 template <class Config, class Element>
 __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
@@ -115,7 +117,8 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
 }
 //! [issue_qk]
 
-// (5) O += P V: P from registers, V MN-major, [k, d]. Issues only; does not wait.
+// (5) O += P V: P from registers, V MN-major, [k, d]. Issues only; does not wait. The descriptor's
+// second argument: bytes from panel to panel.
 //! [issue_pv]
 template <class Config, class Element>
 __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
@@ -176,7 +179,8 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 //! [softmax]
 
 // Q producer: takes query tiles and (1) loads Q_i. It takes the next tile as late as possible: a
-// tile taken early by a block with long tiles is kept from an idle SM.
+// tile taken early by a block with long tiles is kept from an idle SM. Corner of a box: column in
+// the panel, row, panel, head.
 //! [producer]
 template <class Element, class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
@@ -241,7 +245,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
 
 template <class Element, class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // one arrival per consumer warp
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // empty: one arrival per warp; full: 1 in all
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
   for (int i = 0; i < Config::kStages; ++i) {
@@ -280,7 +284,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   setmaxnreg_inc<Config::kConsumerRegisters>();
 
   //! [pingpong]
-  // A warpgroup issues its MMAs after the previous warpgroup has issued its own.
+  // A warpgroup issues its MMAs after the previous warpgroup has issued its own. A named barrier
+  // completes when one warpgroup waits and the other has passed on: 2 x 128 arrivals.
   const auto pingpong_wait = [&] {
     if (Config::kUsesPingPong) named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup);
   };
@@ -303,7 +308,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
     last_key = work.last_key;
     unmasked = work.visits.masked - work.visits.first, count = max(1, work.visits.count());
-    kv_range = work.kv_range;
+    kv_range = work.kv_range;  // never empty: a fully masked tile has one block, all of it masked
     const bool more = work.row0 >= 0;
     __syncwarp();  // all lanes have read `work` before lane 0 arrives
     return more;
@@ -324,7 +329,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
 
   float o[kHeadDim / 8][4] = {};  // unnormalised
-  // reference for the row max, in log2 units; sum over this lane's keys
+  // subtracted instead of the row max, which it may lag (log2 units); sum over this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 16][4];

@@ -80,8 +80,8 @@ struct SharedStorage {
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
   // mbarriers: all consumer warps have released the tile
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  // mbarriers: a WorkTile is written; take the next tile. Two of the former suffice: the Q producer
-  // waits for prefetch, so it is at most one tile ahead of the K/V producer.
+  // mbarriers. work_full: a WorkTile is written. prefetch: take the next tile. Two work_full
+  // suffice: the Q producer waits for prefetch, so it is at most one tile ahead of K and V.
   uint64_t work_full[2], prefetch;
   WorkTile work[kWorkRing];
   int n_block[Config::kVisitRing];
@@ -92,6 +92,7 @@ struct SharedStorage {
 using TileScheduler = DynamicPersistent;
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues only; does not wait.
+// `q + n`: n bytes further. The first wgmma overwrites s, the others add to it.
 //! [issue_qk]
 template <class Config>
 __device__ __forceinline__ void issue_qk(int (&s)[Config::kBlockN / 8][4], const uint8_t* sQ,
@@ -160,7 +161,8 @@ __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4
 //! [softmax]
 
 // Q producer: takes query tiles and (1) loads Q_i. It takes the next tile as late as possible: a
-// tile taken early by a block with long tiles is kept from an idle SM.
+// tile taken early by a block with long tiles is kept from an idle SM. Corner of a box: column in
+// the panel, row, panel, head.
 //! [producer]
 template <class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const TensorMap& mapQ,
@@ -232,7 +234,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
 
 template <class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // one arrival per consumer warp
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // empty: one arrival per warp; full: 1 in all
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
   for (int i = 0; i < Config::kStages; ++i) {
@@ -273,7 +275,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   setmaxnreg_inc<Config::kConsumerRegisters>();
 
   //! [pingpong]
-  // A warpgroup issues its MMAs after the previous warpgroup has issued its own.
+  // A warpgroup issues its MMAs after the previous warpgroup has issued its own. A named barrier
+  // completes when one warpgroup waits and the other has passed on: 2 x 128 arrivals.
   const auto pingpong_wait = [&] { named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup); };
   const auto pingpong_pass_on = [&] {
     named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);

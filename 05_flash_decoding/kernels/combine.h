@@ -11,9 +11,9 @@ namespace ATTN_BACKEND::flash_decoding {
 // Keys of a split: equal numbers of whole tiles, the last ones may be smaller or empty.
 __device__ __forceinline__ KvRange part_of(const KvRange& keys, int split, int num_splits,
                                            int block_n) {
-  const int share = ceil_div(max(0, keys.end - keys.begin), num_splits * block_n) * block_n;
-  const int begin = min(keys.begin + split * share, keys.end);
-  return {begin, min(begin + share, keys.end)};
+  const int split_keys = ceil_div(max(0, keys.end - keys.begin), num_splits * block_n) * block_n;
+  const int begin = min(keys.begin + split * split_keys, keys.end);
+  return {begin, min(begin + split_keys, keys.end)};
 }
 //! [part]
 

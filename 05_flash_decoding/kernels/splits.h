@@ -43,11 +43,11 @@ inline double modelled_seconds(const Problem& p, int64_t block_rows, int64_t num
   constexpr double kMerge = 2.5e-6, kEightParts = 0.6e-6, kPart = 1e-6;
   constexpr int64_t kTile = 64;
   const int64_t resident = kSms * blocks_per_sm(p), keys = most_keys(p);
-  const int64_t share = (keys + num_splits * kTile - 1) / (num_splits * kTile) * kTile;
+  const int64_t split_keys = (keys + num_splits * kTile - 1) / (num_splits * kTile) * kTile;
   const int64_t blocks = row_blocks(p, block_rows) * num_splits;
   const int64_t busiest = (blocks + kSms - 1) / kSms * std::min(blocks, kSms);
   const int64_t waves = (blocks + resident - 1) / resident;
-  const double bytes = 2.0 * double(share * p.head_dim * size_of(p.dtype));
+  const double bytes = 2.0 * double(split_keys * p.head_dim * size_of(p.dtype));
   const double stream =
       std::max(double(waves) * bytes / kBlockRate, double(busiest) * bytes / kRoof);
   const double merge =

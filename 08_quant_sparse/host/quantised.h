@@ -58,7 +58,7 @@ HostTensors cache_of_groups(const Problem&, const HostTensors& inputs);
 /// Attention of one query to a few tokens of a cache (operation sparq).
 Step sparq_step();
 namespace sparq {
-// / What d4_sparq reads for a KV head of a sequence `p`: columns of K and tokens, both ascending,
+// / What d4_sparq reads for a K/V head of a sequence `p`: columns of K and tokens, both ascending,
 // and per query head the tokens' estimated shares of the softmax.
 struct Chosen {
   std::vector<int64_t> columns, keys;

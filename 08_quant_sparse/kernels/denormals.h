@@ -11,8 +11,8 @@
 namespace ATTN_BACKEND::flash_decoding {
 using namespace attn;
 
-// K: one shift and four ANDs make eight operands of a word. V: 8 is subtracted, because subtracting
-// 8 l from O at the end would cancel its last digits.
+// K: one shift and four ANDs make eight operands of a word. V: 8 is subtracted from each, because
+// subtracting it at the end would make O the small difference of two large sums.
 //! [denormals]
 //! [ex08d]
 // Factors in Q's columns compensate for K's powers of 2, up to 2^-10: 2^14 and 2^10, the same for a

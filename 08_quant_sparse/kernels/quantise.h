@@ -52,7 +52,7 @@ struct Smoothing {
   const float* gMean = nullptr;  // [B Hkv, d]
   float* gLseShift = nullptr;    // [B, Hq, seqlen_q]: softmax_scale q . mean
   float softmax_scale = 0;
-  int group = 1;  // query heads per KV head
+  int group = 1;  // query heads per K/V head
   const float* gQSums = nullptr;  // [B Hq, tiles, d]: sums over the rows of each tile of Q
 };
 //! [smoothing]

@@ -18,7 +18,7 @@ namespace attn::sparq {
 
 // sums over keys: this many strided partial sums, then pairs of them
 constexpr int kSumThreads = 256;
-constexpr int kMaxGroup = 64;  // query heads per KV head
+constexpr int kMaxGroup = 64;  // query heads per K/V head
 
 // r, k and l of the paper: columns of K for the estimate; tokens that are read; the newest of them.
 struct Choice {

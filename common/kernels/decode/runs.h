@@ -15,12 +15,13 @@ struct StreamKUnit {
   int begin, end, length;  // length: of every run but the last
   int b, first;            // sequence of tile `begin`, and the first tile of that sequence
 };
-// Each warp scans the lengths by itself, 32 sequences at a time, so no barrier is needed. `heads`:
-// row tiles of a sequence. If all sequences have the same number of tiles, runs are lengthened by
-// up to 1/16 so that heads end where runs end. A block then rarely begins a second head, whose
-// first keys no earlier iteration has prefetched.
+// Each warp scans the lengths by itself, 32 sequences at a time, so no barrier is needed.
+// `num_row_blocks`: of a sequence, its K/V heads times the row tiles of each. If all sequences have
+// the same number of tiles, runs are lengthened by up to 1/16 so that row blocks end where runs
+// end. A thread block then rarely begins a second row block, whose first keys no earlier iteration
+// has prefetched.
 __device__ __forceinline__ StreamKUnit run_of(const Shape& shape, const int* gSeqused, int batch,
-                                              int heads, int tile_keys) {
+                                              int num_row_blocks, int tile_keys) {
   const int lane_id = threadIdx.x % 32, block = blockIdx.x, blocks = gridDim.x;
   const auto tiles = [&](int b) { return b < batch ? tiles_of(shape, gSeqused[b], tile_keys) : 0; };
   int total = 0, most = 0;  // tiles per row tile: over all sequences, and of the longest
@@ -30,7 +31,7 @@ __device__ __forceinline__ StreamKUnit run_of(const Shape& shape, const int* gSe
     most = max(most, __shfl_xor_sync(~0u, most, distance));
   }
   const bool equal = total == batch * most;
-  total *= heads;
+  total *= num_row_blocks;
   StreamKUnit run{0, 0, ceil_div(total, blocks), 0, 0};
   if (equal) {
     // Equal splits of one head, or several whole heads.
@@ -40,11 +41,11 @@ __device__ __forceinline__ StreamKUnit run_of(const Shape& shape, const int* gSe
   }
   run.begin = min(total, block * run.length), run.end = min(total, run.begin + run.length);
   if (equal) {
-    run.b = run.begin / (heads * most), run.first = run.b * heads * most;
+    run.b = run.begin / (num_row_blocks * most), run.first = run.b * num_row_blocks * most;
     return run;
   }
   for (; run.b < batch; run.b += 32) {
-    int sum = heads * tiles(run.b + lane_id);  // inclusive prefix sum over lanes
+    int sum = num_row_blocks * tiles(run.b + lane_id);  // inclusive prefix sum over lanes
     for (int distance = 1; distance < 32; distance *= 2) {
       const int before = __shfl_up_sync(~0u, sum, distance);
       if (lane_id >= distance) sum += before;
@@ -71,24 +72,25 @@ struct StreamKTile {
 };
 // Removes the first work tile from the rest of a run and returns it.
 __device__ __forceinline__ StreamKTile next_work_tile(StreamKUnit& run, const Shape& shape,
-                                                      const int* gSeqused, int heads,
+                                                      const int* gSeqused, int num_row_blocks,
                                                       int tile_keys) {
   StreamKTile s;
   s.seqlen_k = gSeqused[run.b], s.tiles = tiles_of(shape, s.seqlen_k, tile_keys);
-  const int head = (run.begin - run.first) / s.tiles;
-  const int first_tile = run.first + head * s.tiles;
-  s.row_block = run.b * heads + head;
+  const int n = (run.begin - run.first) / s.tiles;  // row block of the sequence
+  const int first_tile = run.first + n * s.tiles;
+  s.row_block = run.b * num_row_blocks + n;
   s.tile = run.begin - first_tile;
   s.count = min(s.tiles - s.tile, run.end - run.begin);
   s.first_block = first_tile / run.length;
   s.num_splits = (first_tile + s.tiles - 1) / run.length - s.first_block + 1;
   s.split = blockIdx.x - s.first_block;
   run.begin += s.count;
-  if (head + 1 == heads && s.tile + s.count == s.tiles) run.first += heads * s.tiles, ++run.b;
+  if (n + 1 == num_row_blocks && s.tile + s.count == s.tiles)
+    run.first += num_row_blocks * s.tiles, ++run.b;
   return s;
 }
-// Index of a partial result. A block has two: for the head that its run starts in and for the head
-// that it ends in. `n`: the split, counted from the first block of the head.
+// Index of a partial result. A block has two: for the row block that its run starts in and for the
+// one that it ends in. `n`: the split, counted from the first block of the row block.
 __device__ __forceinline__ int64_t partial_of(int first_block, int n) {
   return 2 * int64_t{first_block + n} + (n == 0);
 }
