@@ -21,7 +21,7 @@ Reason refuse_all(const Problem& p);
 Step one_block(std::string name, std::string idea, Launch launch);
 /// Blocks that take runs of tiles across heads and sequences (v2, v3).
 Step runs(std::string name, std::string idea, Launch launch);
-// / Blocks with a host plan: `make` plans for the cost model, `tensors` for the kernel (v4, v5,
+/// Blocks with a host plan: `make` plans for the cost model, `tensors` for the kernel (v4, v5,
 // v14).
 Step planned(std::string name, std::string idea, Launch launch, MakePlan make,
              HostTensors (*tensors)(const Problem&, const HostTensors&));

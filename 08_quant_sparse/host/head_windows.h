@@ -27,7 +27,7 @@ struct HeadWindow {
 /// The windows that `--mask sta:` accepts: an odd number of tiles per side, or all; smallest first.
 std::vector<Sides> windows_of(const WindowSearch&);
 
-// / For each query head, the first of windows_of() whose error is within the bound. One pass over a
+/// For each query head, the first of windows_of() whose error is within the bound. One pass over a
 // head's scores evaluates all windows, because each is a sum of the same per-tile parts.
 std::vector<HeadWindow> search_windows(const Problem&, const HostTensors& inputs,
                                        const WindowSearch&);

@@ -13,7 +13,7 @@ namespace attn {
 
 struct Operation;
 
-// / The rule applied to inputs: `block_mask` [B, Hq, query tiles, key blocks], for the keys that
+/// The rule applied to inputs: `block_mask` [B, Hq, query tiles, key blocks], for the keys that
 // causal and window leave. If the inputs are the quantised values of a step, `q_given` and
 // `k_given` accompany them: the choice uses the originals.
 std::shared_ptr<const BlockMask> chosen_blocks(const Problem&, const HostTensors& inputs);
@@ -24,7 +24,7 @@ struct Similarity {
 };
 Similarity mean_similarity(const Problem&, const HostTensors& inputs);
 
-// / As forward, over the blocks that the rule chooses. The distance from attention over all keys is
+/// As forward, over the blocks that the rule chooses. The distance from attention over all keys is
 // printed as well.
 const Operation& predict();
 

@@ -8,7 +8,7 @@
 
 namespace attn {
 
-// / Step::plan of s1: `visits` [lists, query tiles, 3], the BlockList of each tile, and `visited`,
+/// Step::plan of s1: `visits` [lists, query tiles, 3], the BlockList of each tile, and `visited`,
 // the key blocks of all tiles.
 HostTensors visit_lists(const Problem&, const HostTensors&);
 

@@ -17,11 +17,11 @@ enum class TokenOrder { rows, hilbert, random };
 /// The token order of a step that reorders: `--order`, or a Hilbert curve.
 TokenOrder order_of(const Problem&);
 
-// / Position on a Hilbert curve of 2^bits points per side (Skilling, *Programming the Hilbert
+/// Position on a Hilbert curve of 2^bits points per side (Skilling, *Programming the Hilbert
 // curve*, AIP Conference Proceedings 707, 2004). Consecutive points are neighbours.
 uint64_t hilbert_place(std::array<uint32_t, 3> point, int bits);
 
-// / The n-th token, for each n: the canvas of a problem's inputs (check/field.h) in that order,
+/// The n-th token, for each n: the canvas of a problem's inputs (check/field.h) in that order,
 // then text. If the canvas is not a cube of a power of two, points outside it are left out, so the
 // curve jumps now and then.
 std::vector<int64_t> token_order(const Problem&, TokenOrder);
