@@ -1,8 +1,9 @@
 // b1_global: backward pass, one thread per element; P kept from the forward pass.
 //
-// parent    v2_coalesced (its P is kept, and its mapping of threads to elements is used)
-// change    Five kernels: dV = P^T dO, dP = dO V^T, dS = scale * P (dP - D), dQ = dS K, dK = dS^T
-//           Q, where D = rowsum(P dP) = rowsum(dO O). P and dP are full matrices in HBM.
+// parent    v2_coalesced (keeps its P, and maps threads to elements as it does)
+// change    Five kernels: dV = P^T dO, dP = dO V^T, dS = scale * P (dP - D), dQ = dS K, and
+//           dK = dS^T Q, where D = rowsum(P dP) = rowsum(dO O). P and dP are full matrices in
+//           HBM.
 // why       The gradients by the chain rule, as the formulas state them.
 // expect    Four GEMMs of N^2 d instead of two, and the memory of training grows with N^2: P stays
 //           in HBM between the passes.

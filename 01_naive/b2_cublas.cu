@@ -1,7 +1,6 @@
 // b2_cublas: backward pass, cuBLAS for the four GEMMs.
 //
-// parent    v13_cublas (its P is kept, and its GEMM call is used; b1_global has the same five
-//           phases)
+// parent    v13_cublas (keeps its P, and calls cuBLAS as it does; the five phases are b1_global's)
 // change    cuBLAS computes dV, dP, dQ and dK; one kernel computes dS, one warp per row.
 // why       The sum over the query heads of a group (GQA) becomes part of the GEMM: the heads are
 //           adjacent in memory, so P^T dO runs over group * seqlen_q rows.

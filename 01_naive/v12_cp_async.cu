@@ -5,8 +5,8 @@
 //           warps multiply one tile, the copies of the next two are in flight. The softmax loads
 //           its whole row with cp.async.
 // why       Before, copies and MMAs of a block alternated, and one of the two was always idle.
-// expect    Stalls on the long scoreboard fall: load latency is hidden behind the MMAs. The bytes
-//           of S and P stay; dram__bytes come near the model.
+// expect    Stalls on the long scoreboard fall: load latency is hidden behind the MMAs. S and P
+//           are still written and read; dram__bytes come near the model.
 // supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(Config::kThreads, 2)  // 2 blocks per SM: 128 
                   float* gS,          // [B, Hq, seqlen_q, row_stride]
                   Shape shape, int row_stride) {
   const int64_t bh = blockIdx.z;                              // b * Hq + h
-  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group_size
+  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / (Hq / Hkv)
   gemm_tile<true, 128>(gQ + bh * shape.seqlen_q * shape.head_dim, shape.head_dim,
                        gK + bh_kv * shape.seqlen_k * shape.head_dim, shape.head_dim,
                        gS + bh * shape.seqlen_q * row_stride, row_stride, shape.seqlen_q,

@@ -36,7 +36,7 @@ __global__ void scores_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
   const int col = blockIdx.x * Config::kThreadsX + threadIdx.x;
   const int row = blockIdx.y * Config::kThreadsY + threadIdx.y;
   const int64_t bh = blockIdx.z;                              // b * Hq + h
-  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group_size
+  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / (Hq / Hkv)
   if (row >= shape.seqlen_q || col >= shape.seqlen_k) return;
   const Element* q = gQ + (bh * shape.seqlen_q + row) * shape.head_dim;     // [d]
   const Element* k = gK + (bh_kv * shape.seqlen_k + col) * shape.head_dim;  // [d]

@@ -76,7 +76,7 @@ __global__ void scores_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
                               float* gS,          // [B, Hq, seqlen_q, seqlen_k]
                               Shape shape) {
   const int64_t bh = blockIdx.z;                              // b * Hq + h
-  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group_size
+  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / (Hq / Hkv)
   gemm_tile<true>(gQ + bh * shape.seqlen_q * shape.head_dim, shape.head_dim,
                   gK + bh_kv * shape.seqlen_k * shape.head_dim, shape.head_dim,
                   gS + bh * shape.seqlen_q * shape.seqlen_k, shape.seqlen_k, shape.seqlen_q,

@@ -5,8 +5,8 @@
 //           with one 16-byte load and one 16-byte store, and a tile of the same size is twice as
 //           deep. Elements are converted to float when they are read from shared memory.
 // why       Tensor cores need this layout (v8_mma).
-// expect    Load requests of the products fall 8-fold, barriers by half. No gain in time, as the
-//           multiply-adds and shared-memory loads stay.
+// expect    Load requests of the products fall 8-fold, barriers by half. No gain in time: there
+//           are as many multiply-adds and shared-memory loads as before.
 // supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(Config::kThreads, 3)  // 3 blocks per SM: 80 r
                   float* gS,          // [B, Hq, seqlen_q, row_stride]
                   Shape shape, int row_stride) {
   const int64_t bh = blockIdx.z;                              // b * Hq + h
-  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group_size
+  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / (Hq / Hkv)
   gemm_tile<true>(gQ + bh * shape.seqlen_q * shape.head_dim, shape.head_dim,
                        gK + bh_kv * shape.seqlen_k * shape.head_dim, shape.head_dim,
                        gS + bh * shape.seqlen_q * row_stride, row_stride, shape.seqlen_q,

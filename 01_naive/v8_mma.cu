@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(Config::kThreads, 3)  // 3 blocks per SM: 80 r
                   float* gS,          // [B, Hq, seqlen_q, row_stride]
                   Shape shape, int row_stride) {
   const int64_t bh = blockIdx.z;                              // b * Hq + h
-  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group_size
+  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / (Hq / Hkv)
   gemm_tile<true>(gQ + bh * shape.seqlen_q * shape.head_dim, shape.head_dim,
                        gK + bh_kv * shape.seqlen_k * shape.head_dim, shape.head_dim,
                        gS + bh * shape.seqlen_q * row_stride, row_stride, shape.seqlen_q,
