@@ -5,7 +5,7 @@
 //           the warps. A load fetches 16 bytes; its 8 (fp32: 4) elements share one rescale.
 // why       The merge is associative and commutative, so any tree is correct. 2-byte loads need 8
 //           times as many instructions for the same bytes.
-// expect    Fewer load instructions and stalls on barriers; the bytes stay. ncu:
+// expect    Fewer load instructions, fewer stalls on barriers, the same bytes. ncu:
 //           l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum
 // supports  fp32, fp16, bf16; any number of rows and columns
 #include "attn/kernel.h"

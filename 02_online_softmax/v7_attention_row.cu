@@ -37,7 +37,7 @@ __device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
 
 struct SharedStorage {
   SoftmaxState partial[Config::kWarps];  // one state per warp
-  float o[Config::kWarps][Config::kMaxHeadDim];  // its part of O, [kWarps, d]
+  float o[Config::kWarps][Config::kMaxHeadDim];  // partial O of each warp, [kWarps, d]
   ATTN_MEMBERS(SharedStorage, partial, o)
 };
 
