@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int tid = threadIdx.x;
-  // k0, q0: first row of a head, in K and V and in Q; key0, row0: first of a tile, in its head.
+  // q0, k0: index of a head's first row in Q, and in K and V. row0, key0: first row and first key
+  // of a tile, counted within the head.
   const int64_t bh_kv = blockIdx.x, k0 = bh_kv * shape.seqlen_k;
   const int group = shape.heads / shape.kv_heads, causal_offset = shape.seqlen_k - shape.seqlen_q;
   const int num_m_blocks = ceil_div(shape.seqlen_q, kBlockM);

@@ -63,7 +63,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int grad_key = warp_id / 2 * Config::kGradKeys, grad_col = warp_id % 2 * Config::kGradCols;
   const int query_row = warp_id / Config::kWarpsN * Config::kQueryRows;
   const int query_col = warp_id % Config::kWarpsN * Config::kQueryCols;
-  // k0, q0: first row of a head, in K and V and in Q; key0, row0: first of a tile, in its head.
+  // q0, k0: index of a head's first row in Q, and in K and V. row0, key0: first row and first key
+  // of a tile, counted within the head.
   const int64_t bh_kv = blockIdx.x, k0 = bh_kv * shape.seqlen_k;
   const int group = shape.heads / shape.kv_heads, causal_offset = shape.seqlen_k - shape.seqlen_q;
   const int num_m_blocks = ceil_div(shape.seqlen_q, kBlockM);
@@ -119,9 +120,8 @@ __global__ void __launch_bounds__(Config::kThreads)
 
       // (4) P = exp(scale S - lse), dS = P (dP - D)
       //! [recompute]
-      const int diagonal =
-          row0 + score_row +
-          causal_offset;  // rightmost key visible to the first row under a causal mask
+      // rightmost key visible to the first row under a causal mask
+      const int diagonal = row0 + score_row + causal_offset;
       if (key0 + score_key < diagonal + Config::kScoreRows - 1 - shape.window_left ||
           key0 + score_key + Config::kScoreKeys >
               min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
@@ -132,6 +132,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               const int key = key0 + score_key + 8 * n + quad_col + i % 2;
+              // rightmost key visible to this row under a causal mask
               const int row_minus_col = diagonal + 16 * m + 8 * (i / 2) + quad_row;
               if (key < row_minus_col - shape.window_left ||
                   key > row_minus_col + shape.window_right || key >= shape.seqlen_k)
@@ -144,7 +145,9 @@ __global__ void __launch_bounds__(Config::kThreads)
         for (int r = 0; r < 2; ++r) {
           const int row = score_row + 16 * m + 8 * r + quad_row;
           const float lse_log2 = smem.sLse[row], row_dot = smem.sD[row];
-          // Dropout: the forward pass's bytes; skip those of keys before this warp's.
+          // Dropout: the forward pass's 16 bytes for this lane's columns of 64 keys; those of this
+          // warp's keys start at byte score_key % 64 / 4. A byte below shape.dropped (chance in
+          // 1/256) drops its element.
           PhiloxBits bits{};
           if constexpr (kDropout)
             bits = dropout_bits(seed, bh, row0 + row, (key0 + score_key) / 64, lane_id % 4);

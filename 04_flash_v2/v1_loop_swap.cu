@@ -2,9 +2,9 @@
 //
 // parent    03_flash_v1/v10_exp2
 // change    A block takes a query tile and loops over all its visible keys, 64 per visit (parent:
-//           256). O, m and l stay on the chip: no workspace, no special first or last visit. O is
-//           divided once, in the epilogue, and only there the lanes of a row add up l. The warps
-//           still split the keys and exchange partial O, as in chapter 03. Dropout returns in
+//           256). O, m and l stay on the chip: no workspace, no special first or last visit. Only
+//           the epilogue adds up l over the lanes of a row and divides O by it. The warps still
+//           split the keys and exchange partial O, as in chapter 03. Dropout returns in
 //           v12_features.
 // why       With K and V in the outer loop, O, m and l round-trip through HBM at each visit.
 // expect    HBM bytes: O and its state between visits are gone (dram__bytes_read.sum). L2 bytes: K

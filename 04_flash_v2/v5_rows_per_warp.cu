@@ -2,8 +2,8 @@
 //
 // parent    v4_unmasked_blocks
 // change    Four warps with 32 rows each instead of eight with 16; two blocks share an SM. To save
-//           registers, values needed only in the epilogue wait in shared memory, and values derived
-//           from threadIdx.x are recomputed.
+//           registers, values needed only for masks and in the epilogue wait in shared memory, and
+//           values derived from threadIdx.x are recomputed.
 // why       With 16 rows per warp each fragment of K and V feeds one MMA, and eight warps load all
 //           of them.
 // expect    l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum: 44 % less
@@ -63,7 +63,7 @@ struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  Sequence sequence;  // both are needed only in the epilogue: here they occupy no registers
+  Sequence sequence;  // kept here to save registers: the epilogue reads both, masks read row0
   int row0;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)
 };

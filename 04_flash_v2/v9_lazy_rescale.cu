@@ -89,7 +89,7 @@ struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  Sequence sequence;  // both are needed only in the epilogue: here they occupy no registers
+  Sequence sequence;  // kept here to save registers: the epilogue reads both, masks read row0
   int row0;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)
 };
@@ -119,8 +119,8 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int r
 //! [copy]
 
 // (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead; the first kQSteps
-// fragments of Q are in registers. Offsets are in bytes: q and k are this lane's in the first 16
-// columns, and swizzle_advance moves them along the row.
+// fragments of Q are in registers. Offsets are in bytes: q and k are where this lane's
+// ldmatrix rows start in the first 16 columns; swizzle_advance moves them along the row.
 //! [scores]
 template <class Config>
 __device__ __forceinline__ int q_offset() {
