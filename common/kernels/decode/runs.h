@@ -16,10 +16,10 @@ struct StreamKUnit {
   int b, first;            // sequence of tile `begin`, and the first tile of that sequence
 };
 // Each warp scans the lengths by itself, 32 sequences at a time, so no barrier is needed.
-// `num_row_blocks`: of a sequence, its K/V heads times the row blocks of each. If all sequences have
-// the same number of tiles, runs are lengthened by up to 1/16 so that row blocks end where runs
-// end. A thread block then rarely begins a second row block, whose first keys no earlier iteration
-// has prefetched.
+// `num_row_blocks`: of a sequence, its K/V heads times the row blocks of each. If all sequences
+// have the same number of tiles, runs are lengthened by up to 1/16 so that row blocks end where
+// runs end. A thread block then rarely begins a second row block, whose first keys no earlier
+// iteration has prefetched.
 __device__ __forceinline__ StreamKUnit run_of(const Shape& shape, const int* gSeqused, int batch,
                                               int num_row_blocks, int tile_keys) {
   const int lane_id = threadIdx.x % 32, block = blockIdx.x, blocks = gridDim.x;
