@@ -37,7 +37,7 @@ struct Config {
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
   static constexpr int kLanes = kHeadDim / 8;             // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows of K, keys, per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // keys (rows of K) per load of a warp
   static constexpr int kParts = kNumWarps;                // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
@@ -226,8 +226,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_commit();
     //! [load_q]
     float o[kHeadDim / 8][4] = {};  // unnormalised
-    // In log2 units, of this lane's keys. row_max: the reference subtracted; largest: the running
-    // max.
+    // Of this lane's keys, in log2 units. row_max: what is subtracted, the constant or, after a
+    // restart, the running max; largest: the running max.
     float row_max[2] = {kReference, kReference}, row_sum[2] = {}, largest[2] = {kLowest, kLowest};
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     const KvRange kv_range[2] = {
@@ -303,8 +303,8 @@ __global__ void __launch_bounds__(Config::kThreads)
         // (5) O += P V
         gemm_pv<Element, Config>(o, s, &smem.sV[warp_id][stage][0][0]);
       }
-      // The warp is done if the maximum of each row is in range or the row is fully masked;
-      // otherwise it starts again.
+      // The warp is done if each row is fully masked or has its maximum in range. Otherwise it
+      // starts again.
       //! [fallback]
       bool in_range = true;
 #pragma unroll

@@ -24,7 +24,7 @@ struct Config {
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
   static constexpr int kLanes = kHeadDim / 8;           // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;      // rows of K, keys, per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;      // keys (rows of K) per load of a warp
   static constexpr int kKeys = kBlockN / kRowsPerLoad;  // keys per lane and tile
   // groups of lanes with their own (m, l) state
   static constexpr int kParts = kNumWarps * kRowsPerLoad;
@@ -84,6 +84,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const Rows rows = rows_of(shape, blockIdx.x, kRows);
   const int seqlen_k = gSeqused[rows.bh_kv / shape.kv_heads];
   const KvRange keys = visible_keys(shape, seqlen_k, rows);
+  // offset of this lane's chunk of the head's first key, in K and in V
   const int64_t kv = int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + chunk;
 
   // (1) Load Q, which stays in registers.

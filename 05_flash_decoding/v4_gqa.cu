@@ -26,7 +26,7 @@ struct Config {
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
   static constexpr int kLanes = kHeadDim / 8;           // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;      // rows of K, keys, per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;      // keys (rows of K) per load of a warp
   static constexpr int kKeys = kBlockN / kRowsPerLoad;  // keys per lane and tile
   // groups of lanes with their own (m, l) state
   static constexpr int kParts = kNumWarps * kRowsPerLoad;

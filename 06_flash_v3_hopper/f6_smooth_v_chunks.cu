@@ -6,10 +6,10 @@
 //           with that of the previous chunks, which is in device memory (L2), once per 32 tiles.
 //           V's scales are applied there too, so each channel of a chunk has its own. Ping-pong is
 //           off: with these tiles it was slower at d=128 and 256.
-// why       f3's fp32 additions cost an FFMA per element of O and tile, and registers: tiles of
-//           d=256 are small and come in slices. Truncation hurts only where sums grow, and they
-//           grow by the mean of V.
-// expect    the tiles and the speed of f2, which has no additions in fp32; errors of f5 or smaller
+// why       The fp32 additions of f3 to f5 cost an FADD or FFMA per element of O and tile, and
+//           registers: at d=256 tiles are small and P V comes in slices. Truncation hurts only
+//           where sums grow, and they grow by the mean of V.
+// expect    the tiles and the speed of f2, which has no additions in fp32; no larger errors than f5
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA; --rotary
 // source    SageAttention2 (arXiv 2411.10958): smooth V
 #include <algorithm>
@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
     const WorkTile& work = smem.work[q.count % kWorkRing];
-    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
+    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key on the diagonal of row work.row0
     last_key = work.seqlen_k - 1;
     kv_range = work.kv_range;  // never empty: a fully masked tile has one block, all of it masked
     const bool more = work.row0 >= 0;
@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
 
   float o[kHeadDim / 8][4] = {};  // of one chunk, unnormalised
-  // subtracted instead of the row max, which it may lag (log2 units); sum over this lane's keys
+  // row_max: the reference, which may lag the row max (log2 units); row_sum: of this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 32][4];

@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     q.advance();
     work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
     index = scheduler.next(index);
-    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
+    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key on the diagonal of row work.row0
     last_key = work.seqlen_k - 1;
     kv_range = work.kv_range;  // never empty: a fully masked tile has one block, all of it masked
     return true;

@@ -21,12 +21,12 @@ struct Config {
 //! [copy]
 template <class Element>
 __global__ void __launch_bounds__(Config::kThreads)
-    copy_kernel(const int* gCopies,  // [copies, 3]: from, to, tokens
-                Element* gK,         // [num_pages, page_size, Hkv, d]
-                Element* gV,         // [num_pages, page_size, Hkv, d]
-                int page_size, int token) {
+    copy_kernel(const int* gCopies,          // [copies, 3]: from, to, tokens
+                Element* gK,                 // [num_pages, page_size, Hkv, d]
+                Element* gV,                 // [num_pages, page_size, Hkv, d]
+                int page_size, int token) {  // token: elements per token
   const int* const copy = gCopies + 3 * int64_t{blockIdx.x};
-  const int64_t page = int64_t{page_size} * token / 8;  // in 16-byte chunks
+  const int64_t page = int64_t{page_size} * token / 8;  // size of a page, in 16-byte chunks
   auto* const pool = reinterpret_cast<uint4*>(blockIdx.y == 0 ? gK : gV);
   const uint4* const from = pool + copy[0] * page;
   uint4* const to = pool + copy[1] * page;

@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     //! [load_q]
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     float o[Config::kColumns / 8][4] = {};  // unnormalised
-    // subtracted instead of the row max, which it may lag (log2 units); sum over this lane's keys
+    // row_max: the reference, which may lag the row max (log2 units); row_sum: of this lane's keys
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     const KvRange kv_range[2] = {
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),

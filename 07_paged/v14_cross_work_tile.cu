@@ -32,7 +32,7 @@ struct Config {
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
   static constexpr int kLanes = kHeadDim / 8;             // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows of K, keys, per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // keys (rows of K) per load of a warp
   static constexpr int kParts = kNumWarps;                // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr bool kQStays = kHeadDim <= 128;  // in registers; for lack of them not at d=256
@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   int stage = 0;
   for (int piece_id = begin; piece_id < end; ++piece_id) {
     const PlannedTile piece = pieces.at(piece_id);
-    // KV tiles [tile, tile + count) of the row block: part `split` of `num_splits`
+    // KV tiles [tile, tile + count) of the row block, part `split` of `num_splits` (num_parts)
     const auto [row_block, tile, count, split, num_splits, first_part] = piece.work;
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange keys = keys_of<Config>(shape, piece);

@@ -343,7 +343,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
     const WorkTile& work = smem.work[q.count % kWorkRing];
-    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
+    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key on the diagonal of row work.row0
     last_key = work.seqlen_k - 1;
     kv_range = work.kv_range;  // never empty: a fully masked tile has one block, all of it masked
     const bool more = work.row0 >= 0;
@@ -366,7 +366,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
 
   float o[kHeadDim / 8][4] = {};  // unnormalised
-  // subtracted instead of the row max, which it may lag (log2 units); sum over this lane's keys
+  // row_max: the reference, which may lag the row max (log2 units); row_sum: of this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 16][4];

@@ -33,7 +33,7 @@ struct Config {
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
   static constexpr int kLanes = kHeadDim / 8;             // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows of K, keys, per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // keys (rows of K) per load of a warp
   static constexpr int kParts = kNumWarps;                // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;

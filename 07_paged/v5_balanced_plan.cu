@@ -1,9 +1,9 @@
 // v5_balanced_plan: a plan that balances the cost of all blocks, several work tiles per block.
 //
 // parent    v4_ragged_plan
-// change    The host goes through all row blocks and cuts where a block has its share of the total
-//           cost. A work tile costs its KV tiles plus a fixed price. Work is assigned by the plan,
-//           not by an atomic queue, so the merge order, and the result, is deterministic.
+// change    The host goes through all row blocks and fills one block after the other up to the
+//           smallest sufficient budget. A work tile costs its KV tiles plus a fixed price. The plan
+//           assigns work, not an atomic queue, so the merge order and the result are deterministic.
 // why       No single chunk length suits sequences of 128 thousand and of a thousand tokens. With
 //           more sequences than blocks, v4 leaves the longest sequence to one block.
 // expect    skewed batches: sm__warps_active rises, gpu__time_duration.sum falls to that of an
@@ -32,7 +32,7 @@ struct Config {
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
   static constexpr int kLanes = kHeadDim / 8;             // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows of K, keys, per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // keys (rows of K) per load of a warp
   static constexpr int kParts = kNumWarps;                // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
   for (int piece = gWorkBegin[blockIdx.x]; piece < gWorkBegin[blockIdx.x + 1]; ++piece) {
-    // KV tiles [tile, tile + count) of the row block: part `split` of `num_splits`
+    // KV tiles [tile, tile + count) of the row block, part `split` of `num_splits` (num_parts)
     const auto [row_block, tile, count, split, num_splits, first_part] = gWork[piece];
     const int seqlen_k = gSeqused[row_block / (shape.kv_heads * row_tiles)];
     const Rows rows = rows_of(shape, row_block, kRows);

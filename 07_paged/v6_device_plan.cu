@@ -35,7 +35,7 @@ struct Config {
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
   static constexpr int kLanes = kHeadDim / 8;             // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows of K, keys, per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // keys (rows of K) per load of a warp
   static constexpr int kParts = kNumWarps;                // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
   for (int piece = gWorkRange[2 * blockIdx.x]; piece < gWorkRange[2 * blockIdx.x + 1]; ++piece) {
-    // KV tiles [tile, tile + count) of the row block: part `split` of `num_splits`
+    // KV tiles [tile, tile + count) of the row block, part `split` of `num_splits` (num_parts)
     const auto [row_block, tile, count, split, num_splits, first_block] = gWork[piece];
     const int seqlen_k = gSeqused[row_block / (shape.kv_heads * row_tiles)];
     const Rows rows = rows_of(shape, row_block, kRows);

@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
   }
   float o[kTiles][kHeadDim / 8][4] = {};  // unnormalised
-  // subtracted instead of the row max, which it may lag (log2 units); sum over this lane's keys
+  // row_max: the reference, which may lag the row max (log2 units); row_sum: of this lane's keys
   float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 

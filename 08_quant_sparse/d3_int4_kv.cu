@@ -42,7 +42,7 @@ struct Config {
   static constexpr int kNumWarps = kHeadDim <= 128 ? 16 : 8, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
   static constexpr int kLanes = kRowBytes / 16;  // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows of K, keys, per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;  // keys (rows of K) per load of a warp
   static constexpr int kParts = kNumWarps;                 // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 8 : 4;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const Element* gQ,      // [B, Hq, seqlen_q, d]
     const uint8_t* gK,  // [B, Hkv, seqlen_k, d / 2], two codes per byte
     const uint8_t* gV,  // [B, Hkv, seqlen_k, d / 2], two codes per byte
-    const uint2* gDescale,  // [B, Hkv, padded]: of the key, of the value
+    const uint2* gDescale,  // [B, Hkv, padded]: of the key (x), of the value (y)
     const int* gSeqused,  // [B]: valid keys per sequence
     Element* gO,            // [B, Hq, seqlen_q, d]
     float* gLse,            // [B, Hq, seqlen_q]
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const int64_t kv =
         int64_t{rows.bh_kv} * shape.seqlen_k * Config::kRowBytes + lane_id % Config::kLanes * 16;
 
-    const int64_t descales = int64_t{rows.bh_kv} * padded_keys(shape.seqlen_k);
+    const int64_t descales = int64_t{rows.bh_kv} * padded_keys(shape.seqlen_k);  // first one
 
     // (1) Load Q, which stays. Rows past the last become 0.
     load_q<Config, Codes>(&smem.sQ[0][0], smem.sQScale, smem.sQSum, gQ + rows.first * kHeadDim,

@@ -3,8 +3,8 @@
 // parent    d5_swap_ab
 // change    A masked code is the MMA operand. An fp16 word with exponent 0 is a subnormal, 2^-24
 //           times its lower bits, and the tensor core multiplies it exactly. Codes of K start at
-//           0, so only V's are still reduced by 8. Q and O compensate, once, for codes that lie
-//           four bits higher.
+//           0, so only V's are still reduced by 8. Factors in Q, in each score and in the final O
+//           undo the 2^-24, and the position of codes that lie four bits higher.
 // why       Two fifths of d5's instructions convert codes: per pair an AND, an OR with the bits of
 //           1024, and a subtraction. Without the ORs and K's subtractions, a fifth of all
 //           instructions disappears.
@@ -42,7 +42,7 @@ struct Config {
   static constexpr int kNumWarps = kHeadDim <= 128 ? 16 : 8, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
   static constexpr int kLanes = kRowBytes / 16;  // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows of K, keys, per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;  // keys (rows of K) per load of a warp
   static constexpr int kParts = kNumWarps;                 // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 8 : 4;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
@@ -97,10 +97,10 @@ __device__ __forceinline__ void load_q_steps(uint32_t (&q)[Config::kHeadDim / 32
 }
 
 // (3) S^T = K Q^T of a warp's tile, on codes, and (5) O^T += V^T P^T, on codes minus 8. After
-// ldmatrix a lane has eight codes of one key, its part of half the rows of A for 32 columns of K.
-// After the transposing ldmatrix its word has columns 4g to 4g + 3 of V for two keys. So a tile of
-// O^T has columns 4g in its upper rows and 4g + 1 in its lower rows, the next tile 4g + 2 and
-// 4g + 3.
+// ldmatrix a word has eight codes of one key, for 32 columns of K; two words, of keys g and g + 8,
+// make A. After the transposing ldmatrix a word has columns 4g to 4g + 3 of V for two keys. So a
+// tile of O^T has columns 4g in its upper rows and 4g + 1 in its lower rows, the next tile 4g + 2
+// and 4g + 3.
 //! [mma]
 template <class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[4],
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const Element* gQ,      // [B, Hq, seqlen_q, d]
     const uint8_t* gK,  // [B, Hkv, seqlen_k, d / 2], two codes per byte
     const uint8_t* gV,  // [B, Hkv, seqlen_k, d / 2], two codes per byte
-    const uint2* gDescale,  // [B, Hkv, padded]: of the key, of the value
+    const uint2* gDescale,  // [B, Hkv, padded]: of the key (x), of the value (y)
     const int* gSeqused,  // [B]: valid keys per sequence
     Element* gO,            // [B, Hq, seqlen_q, d]
     float* gLse,            // [B, Hq, seqlen_q]
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const int64_t kv =
         int64_t{rows.bh_kv} * shape.seqlen_k * Config::kRowBytes + lane_id % Config::kLanes * 16;
 
-    const int64_t descales = int64_t{rows.bh_kv} * padded_keys(shape.seqlen_k);
+    const int64_t descales = int64_t{rows.bh_kv} * padded_keys(shape.seqlen_k);  // first one
 
     // (1) Load Q, which stays. Rows past the last become 0.
     load_q<Config, Codes>(&smem.sQ[0][0], smem.sQScale, smem.sQSum, gQ + rows.first * kHeadDim,

@@ -44,7 +44,7 @@ struct Config {
   static constexpr int kNumWarps = 8, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
   static constexpr int kLanes = kRowBytes / 16;  // lanes per key, 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows of K, keys, per load of a warp
+  static constexpr int kRowsPerLoad = 32 / kLanes;  // keys (rows of K) per load of a warp
   static constexpr int kParts = kNumWarps;                 // partial results per row
   static constexpr int kStages = kHeadDim == 128 ? 3 : 4;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = kHeadDim <= 128 ? 2 : 1;
@@ -101,10 +101,10 @@ __device__ __forceinline__ void load_q_steps(uint32_t (&q)[Config::kHeadDim / 32
 }
 
 // (3) S^T = K q'^T of a warp's tile, on codes, and (5) O^T += V^T P^T, on codes minus 8. After
-// ldmatrix a lane has eight codes of one key, its part of half the rows of A for 32 columns of K.
-// After the transposing ldmatrix its word has columns 4g to 4g + 3 of V for two keys. So a tile of
-// O^T has columns 4g in its upper rows and 4g + 1 in its lower rows, the next tile 4g + 2 and
-// 4g + 3. The zero points contribute the same to all keys: an MMA whose rows of A are all z
+// ldmatrix a word has eight codes of one key, for 32 columns of K; two words, of keys g and g + 8,
+// make A. After the transposing ldmatrix a word has columns 4g to 4g + 3 of V for two keys. So a
+// tile of O^T has columns 4g in its upper rows and 4g + 1 in its lower rows, the next tile 4g + 2
+// and 4g + 3. The zero points contribute the same to all keys: an MMA whose rows of A are all z
 // multiplies them by the unscaled Q.
 //! [mma]
 template <class Config>

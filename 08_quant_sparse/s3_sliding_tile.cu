@@ -290,13 +290,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // q: pipeline state of the current Q tile; the others describe that tile.
   PipelineState<Config::kQStages> q{-1};
   int row0 = 0, last_key = 0;
-  int unmasked = 0, count = 0;  // key blocks that it visits
+  int unmasked = 0, count = 0;  // key blocks that the tile visits: without a mask, in all
   KvBlockRange kv_range{};
   const auto next_work_tile = [&] {
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
     const WorkTile& work = smem.work[q.count % kWorkRing];
-    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
+    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key on the diagonal of row work.row0
     last_key = work.last_key;
     unmasked = work.visits.masked - work.visits.first, count = max(1, work.visits.count());
     kv_range = work.kv_range;  // never empty: a fully masked tile has one block, all of it masked
@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
 
   float o[kHeadDim / 8][4] = {};  // unnormalised
-  // subtracted instead of the row max, which it may lag (log2 units); sum over this lane's keys
+  // row_max: the reference, which may lag the row max (log2 units); row_sum: of this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 16][4];

@@ -6,8 +6,8 @@
 //           positions, so the caller need not know.
 // why       A mean represents a block whose tokens are neighbours. In row-major order 128 tokens
 //           of a canvas are a line; along a Hilbert curve they are a compact block.
-// expect    a phase "order" that moves 12 d bytes per token and head; similarities of blocks grow,
-//           and with them the share that --similarity leaves to --keep
+// expect    a phase "order" that moves 12 d bytes per token and head; tokens of a block are more
+//           similar, so fewer blocks are visited only because they are below --similarity
 // supports  as s4_predict, on a canvas (--inputs field:) only: no causal mask, no window
 // source    SpargeAttn (arXiv 2502.18137): Hilbert order
 #include <algorithm>
@@ -294,13 +294,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // q: pipeline state of the current Q tile; the others describe that tile.
   PipelineState<Config::kQStages> q{-1};
   int row0 = 0, last_key = 0;
-  int unmasked = 0, count = 0;  // key blocks that it visits
+  int unmasked = 0, count = 0;  // key blocks that the tile visits: without a mask, in all
   KvBlockRange kv_range{};
   const auto next_work_tile = [&] {
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
     const WorkTile& work = smem.work[q.count % kWorkRing];
-    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
+    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key on the diagonal of row work.row0
     last_key = work.last_key;
     unmasked = work.visits.masked - work.visits.first, count = max(1, work.visits.count());
     kv_range = work.kv_range;  // never empty: a fully masked tile has one block, all of it masked
@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
 
   float o[kHeadDim / 8][4] = {};  // unnormalised
-  // subtracted instead of the row max, which it may lag (log2 units); sum over this lane's keys
+  // row_max: the reference, which may lag the row max (log2 units); row_sum: of this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 16][4];

@@ -374,7 +374,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
 
   float o[kHeadDim / 8][4] = {};  // of one chunk, unnormalised
-  // subtracted instead of the row max, which it may lag (log2 units); sum over this lane's keys
+  // row_max: the reference, which may lag the row max (log2 units); row_sum: of this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   int s_acc[kBlockN / 8][4];  // S before its conversion to float

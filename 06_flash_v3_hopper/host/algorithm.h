@@ -62,8 +62,8 @@ inline Result forward(const Matrix& q, const Matrix& k, const Matrix& v, double 
       Matrix s = scores(j);                                   // issued and awaited
       o += p * v.middleRows((j - 1) * block_n, keys(j - 1));  // issued
       online_softmax(s, m, l, rescale, threshold);            // overlaps with P V
-      result.rescales += (rescale.array() != 1).count();      // P V is awaited
-      o.array().colwise() *= rescale.array();
+      result.rescales += (rescale.array() != 1).count();      // for a test
+      o.array().colwise() *= rescale.array();                 // P V is awaited
       p = s;
     }
     o += p * v.middleRows((num_n_blocks - 1) * block_n, keys(num_n_blocks - 1));

@@ -1,7 +1,7 @@
 // Rows of a thread block, and per-lane operations on their columns. Of chapter 05_flash_decoding.
 //
 // The queries of all heads that share a K/V head are contiguous in Q, O [B, Hq, seqlen_q, d] and in
-// lse. They are the rows of a matrix [group * seqlen_q, d]; a block processes a row tile of it.
+// lse. They are the rows of a matrix [group * seqlen_q, d]; a block processes a row block of it.
 #pragma once
 
 #include "attn/kernel.h"

@@ -16,15 +16,15 @@ struct StreamKUnit {
   int b, first;            // sequence of tile `begin`, and the first tile of that sequence
 };
 // Each warp scans the lengths by itself, 32 sequences at a time, so no barrier is needed.
-// `num_row_blocks`: of a sequence, its K/V heads times the row tiles of each. If all sequences have
-// the same number of tiles, runs are lengthened by up to 1/16 so that row blocks end where runs
-// end. A thread block then rarely begins a second row block, whose first keys no earlier iteration
-// has prefetched.
+// `num_row_blocks`: of a sequence, its K/V heads times the row blocks of each. If all sequences
+// have the same number of tiles, runs are lengthened by up to 1/16 so that row blocks end where
+// runs end. A thread block then rarely begins a second row block, whose first keys no earlier
+// iteration has prefetched.
 __device__ __forceinline__ StreamKUnit run_of(const Shape& shape, const int* gSeqused, int batch,
                                               int num_row_blocks, int tile_keys) {
   const int lane_id = threadIdx.x % 32, block = blockIdx.x, blocks = gridDim.x;
   const auto tiles = [&](int b) { return b < batch ? tiles_of(shape, gSeqused[b], tile_keys) : 0; };
-  int total = 0, most = 0;  // tiles per row tile: over all sequences, and of the longest
+  int total = 0, most = 0;  // tiles per row block: over all sequences, and of the longest
   for (int b = lane_id; b < batch; b += 32) total += tiles(b), most = max(most, tiles(b));
   for (int distance = 16; distance > 0; distance /= 2) {
     total += __shfl_xor_sync(~0u, total, distance);
@@ -63,12 +63,12 @@ __device__ __forceinline__ StreamKUnit run_of(const Shape& shape, const int* gSe
 }
 //! [runs]
 
-// Work tile, `segment` in the steps: the part of one row tile that is in a run, KV tiles
+// Work tile, `segment` in the steps: the part of one row block that is in a run, KV tiles
 // [tile, tile + count) of `tiles`.
 //! [segment]
 struct StreamKTile {
   int seqlen_k, row_block, tile, count, tiles;
-  int first_block, num_splits, split;  // blocks that share this row tile; split: which one this is
+  int first_block, num_splits, split;  // blocks that share this row block; split: which one this is
 };
 // Removes the first work tile from the rest of a run and returns it.
 __device__ __forceinline__ StreamKTile next_work_tile(StreamKUnit& run, const Shape& shape,
