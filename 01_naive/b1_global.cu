@@ -1,6 +1,6 @@
 // b1_global: backward pass, one thread per element; P kept from the forward pass.
 //
-// parent    v2_coalesced (keeps its P, and maps threads to elements as it does)
+// parent    v2_coalesced (reads the P of its forward pass; same mapping of threads to elements)
 // change    Five kernels: dV = P^T dO, dP = dO V^T, dS = scale * P (dP - D), dQ = dS K, and
 //           dK = dS^T Q, where D = rowsum(P dP) = rowsum(dO O). P and dP are full matrices in
 //           HBM.

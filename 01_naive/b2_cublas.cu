@@ -1,6 +1,6 @@
 // b2_cublas: backward pass, cuBLAS for the four GEMMs.
 //
-// parent    v13_cublas (keeps its P, and calls cuBLAS as it does; the five phases are b1_global's)
+// parent    v13_cublas (reads the P of its forward pass; same calls of cuBLAS; phases of b1_global)
 // change    cuBLAS computes dV, dP, dQ and dK; one kernel computes dS, one warp per row.
 // why       The sum over the query heads of a group (GQA) becomes part of the GEMM: the heads are
 //           adjacent in memory, so P^T dO runs over group * seqlen_q rows.
@@ -13,7 +13,7 @@ namespace ATTN_BACKEND::b2_cublas {
 using namespace attn;
 
 struct Config {
-  static constexpr int kVector = 8;  // row strides are multiples: 16-byte rows for cuBLAS
+  static constexpr int kVector = 8;  // row stride of P, dP and dS: a multiple of this, for cuBLAS
   static constexpr int kWarps = 4;  // rows per block of the dS kernel
 };
 

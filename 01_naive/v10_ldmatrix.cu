@@ -110,7 +110,7 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
               pair, smem.sB +
                         (warp_col + 8 * j + lane_id / 16 * 8 + lane_id % 8) * padded(kBlockK) + k +
                         lane_id / 8 % 2 * 8);
-        else  // tile rows run along k: k and k + 8, 2 x 8 columns, transposed
+        else  // tile rows are rows of op(B): k and k + 8, 2 x 8 columns, transposed
           ldmatrix_x4_trans(pair, smem.sB + (k + lane_id % 16) * padded(kBlockN) + warp_col +
                                       8 * j + lane_id / 16 * 8);
         b[j][0] = pair[0], b[j][1] = pair[1], b[j + 1][0] = pair[2], b[j + 1][1] = pair[3];

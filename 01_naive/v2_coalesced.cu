@@ -21,7 +21,7 @@ struct Config {
   static_assert(kThreadsX == 32, "a warp is one line of threads along x");
 };
 
-// Byte offset that each lane writes in a row-major fp32 matrix: adjacent columns.
+// Byte offset of a lane's column within a row of fp32: adjacent lanes, adjacent columns.
 constexpr int64_t column_of_lane(int lane) { return lane * 4; }
 static_assert(sectors([](int lane) { return column_of_lane(lane); }, 4) == 4,
               "32 lanes in 32 columns: every store moves 4 sectors and uses all of them");

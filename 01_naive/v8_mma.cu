@@ -113,7 +113,7 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
         if constexpr (kTransposeB) {  // tile rows are columns of op(B)
           from = smem.sB + (warp_col + 8 * j + g) * padded(kBlockK) + k + 2 * t;
           b[j][0] = load2(from), b[j][1] = load2(from + 8);
-        } else {  // tile rows run along k
+        } else {  // tile rows are rows of op(B)
           from = smem.sB + (k + 2 * t) * padded(kBlockN) + warp_col + 8 * j + g;
           b[j][0] = load2(from, padded(kBlockN));
           b[j][1] = load2(from + 8 * padded(kBlockN), padded(kBlockN));
