@@ -133,7 +133,7 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
   state = warp_merge(lane_id < Config::kWarps ? smem.partial[lane_id] : SoftmaxState{});
   for (int w = 1; w < Config::kWarps; ++w) insert(best, lane_id < k ? smem.best[w][lane_id] : Entry{}, k);
 
-  // (3) k probabilities. The list of a row of only -inf is empty.
+  // (3) k probabilities. If all elements of the row are -inf, its list is empty.
   if (lane_id < k) {
     const float probability = best.column < 0 ? 0 : __expf(best.value - state.max) / state.sum;
     gValues[int64_t{blockIdx.x} * k + lane_id] = from_float<Element>(probability);
