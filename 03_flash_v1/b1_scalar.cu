@@ -94,7 +94,7 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
     __syncthreads();  // all warps have read the previous K and V
     load_tile(sK, gK + k0 * d, key0, block_n, shape.seqlen_k, d, stride);  // line 7: load K_j, V_j
     load_tile(sV, gV + k0 * d, key0, block_n, shape.seqlen_k, d, stride);
-    // Line 8: sdV follows sdK.
+    // Line 8: dK_j = dV_j = 0; sdV follows sdK in memory.
     for (int i = tid; i < 2 * block_n * stride; i += Config::kThreads) sdK[i] = 0;
     // query heads that share K_j
     for (int64_t bh = bh_kv * group; bh < (bh_kv + 1) * group; ++bh) {

@@ -102,7 +102,7 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
     __syncthreads();  // all warps have read the previous K and V
     load_tile(sK, gK + k0 * d, key0, block_n, shape.seqlen_k, d, stride);  // line 7: load K_j, V_j
     load_tile(sV, gV + k0 * d, key0, block_n, shape.seqlen_k, d, stride);
-    // Line 8: sdV follows sdK.
+    // Line 8: dK_j = dV_j = 0; sdV follows sdK in memory.
     for (int i = tid; i < 2 * block_n * stride; i += Config::kThreads) sdK[i] = 0;
     for (int visit = next_visit(0); visit < group * num_m_blocks; visit = next_visit(visit + 1)) {
       const int m_block = visit % num_m_blocks, row0 = m_block * block_m;

@@ -23,7 +23,7 @@ struct Config {
   static constexpr int kHeadDim = kHeadDim_;
   // warps along the queries and along the keys of a tile
   static constexpr int kWarpsM = 1, kWarpsN = kHeadDim == 32 ? 2 : 4;
-  static constexpr int kTiles = 1, kGroupRows = 16 * kTiles;  // 16-row MMA tiles per warp
+  static constexpr int kTiles = 1, kGroupRows = 16 * kTiles;  // kTiles: 16-row MMA tiles per warp
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kBlockM = kGroupRows * kWarpsM, kBlockN = 128;  // B_r, B_c
   static constexpr int kWarpKeys = kBlockN / kWarpsN;                  // keys per warp
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int m = 0; m < kTiles; ++m)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          // An assignment, because nvcc 13.0 initialises only the first row of the array.
+          // Assigned here, because nvcc 13.0 applies the default initialisers only to old[0].
           old[m][r] = {};
           float& max = row_max[m][r] = SoftmaxState::kNothing;
 #pragma unroll

@@ -24,7 +24,7 @@ struct Config {
   static constexpr int kHeadDim = kHeadDim_;
   // warps along the queries and along the keys of a tile
   static constexpr int kWarpsM = 1, kWarpsN = kHeadDim == 32 ? 2 : 4;
-  static constexpr int kTiles = 1, kGroupRows = 16 * kTiles;  // 16-row MMA tiles per warp
+  static constexpr int kTiles = 1, kGroupRows = 16 * kTiles;  // kTiles: 16-row MMA tiles per warp
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kBlockM = kGroupRows * kWarpsM, kBlockN = 128;  // B_r, B_c
   static constexpr int kWarpKeys = kBlockN / kWarpsN;                  // keys per warp
@@ -116,8 +116,8 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // (3) S = Q K^T for the rows and the keys of this warp.
 // Addresses of ldmatrix: lanes 0-15 give the 16 rows of Q at the left 8 columns, lanes 16-31 at the
-// right 8. Of K lanes 0-7 give keys 0-7 at the left 8 columns, lanes 8-15 at the right 8, lanes
-// 16-31 the same for keys 8-15: two B operands.
+// right 8. For K, lanes 0-7 give keys 0-7 at the left 8 columns, lanes 8-15 the same keys at the
+// right 8, and lanes 16-31 do so for keys 8-15: two B operands.
 //! [scores]
 template <class Config, class Element>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kWarpKeys / 8][4],
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int m = 0; m < kTiles; ++m)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          // An assignment, because nvcc 13.0 initialises only the first row of the array.
+          // Assigned here, because nvcc 13.0 applies the default initialisers only to old[0].
           old[m][r] = {};
           float& max = row_max[m][r] = SoftmaxState::kNothing;
 #pragma unroll
