@@ -5,7 +5,7 @@
 //           from host/sweep_backward.cu for each head dim. Softcap and dropout, which need
 //           registers, have tiles of their own. Nothing else changes.
 // why       One tile size does not suit all head dims.
-// expect    gpu__time_duration.sum, most at d=64, where three blocks fit on an SM
+// expect    gpu__time_duration.sum falls, most at d=64, where three blocks fit on an SM.
 // supports  fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, packed sequences, masks,
 //           GQA, softcap, dropout
 #include "attn/kernel.h"

@@ -102,7 +102,7 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int r
   // thread_index() reads threadIdx.x again, so that no register holds it during the loop.
   const int tid = thread_index(), row = tid / kSwizzleChunks;
   Element* const to = tile + swizzled_offset<kHeadDim>(row, tid % kSwizzleChunks * 8);
-  // `compares` is a type: a whole tile is copied without comparisons.
+  // `compares` is a compile-time flag: a whole tile is copied without comparisons.
   const auto copy = [&](auto compares) {
 #pragma unroll
     for (int r = 0; r < kRows; r += Config::kCopyRows)
@@ -172,8 +172,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 }
 //! [scores]
 
-// (4) Row maxima, reduced within the quad of lanes that share a row. Rescale O and l only if a
-// row's maximum grew by more than the threshold.
+// (4) Row maxima, reduced within a quad. O and l are relative to row_max, which may lag behind: it
+// is raised, and both are rescaled, only if a row's maximum exceeds it by more than the threshold.
 //! [rescale]
 template <class Config, int kTiles>
 __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&row_sum)[kTiles][2],
@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
-  // One KV block. `masked` is a type: the unmasked body contains no comparison.
+  // One KV block. `masked` is a compile-time flag: the unmasked body compares no index.
   const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
     // A warp skips a masked block in which all its rows are masked.

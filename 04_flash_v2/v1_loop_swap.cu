@@ -28,7 +28,7 @@ struct Config {
   // warps along the queries and along the keys of a tile
   static constexpr int kWarpsM = 4, kWarpsN = 2;
   static constexpr int kGroupThreads = 32 * kWarpsN;          // threads that share kGroupRows rows
-  static constexpr int kTiles = 2, kGroupRows = 16 * kTiles;  // 16-row MMA tiles per warp
+  static constexpr int kTiles = 2, kGroupRows = 16 * kTiles;  // kTiles: 16-row MMA tiles per warp
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kBlockM = kGroupRows * kWarpsM, kBlockN = 64;  // B_r, B_c
   static constexpr int kWarpKeys = kBlockN / kWarpsN;                 // keys per warp

@@ -3,11 +3,11 @@
 // parent    v3_prefetch
 // change    A causal mask cuts the last KV blocks of a query tile, a sliding window the first ones
 //           too. Four numbers bound the ranges. The loop body is compiled twice: for masked blocks,
-//           and for unmasked ones, without comparisons or branches. In a masked block a warp skips
+//           and for unmasked ones, which compare no index. In a masked block a warp skips
 //           the MMAs if all its rows are masked.
 // why       The parent tests for a mask in every block.
-// expect    sm__inst_executed.sum; with a causal mask also the MMAs
-//           (sm__ops_path_tensor_src_bf16_dst_fp32.sum)
+// expect    sm__inst_executed.sum falls; with a causal mask so do the MMAs
+//           (sm__ops_path_tensor_src_bf16_dst_fp32.sum).
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; softmax_scale >= 1e-37
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
-  // One KV block. `masked` is a type: the unmasked body contains no comparison.
+  // One KV block. `masked` is a compile-time flag: the unmasked body compares no index.
   const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
     // A warp skips a masked block in which all its rows are masked.

@@ -6,7 +6,7 @@
 //           MMAs.
 // why       A warp issues in order: an MMA that needs the ldmatrix before it stalls on shared
 //           memory, and every later instruction with it.
-// expect    stalls on shared memory (smsp__average_warps_issue_stalled_short_scoreboard...)
+// expect    stalls on shared memory fall (smsp__average_warps_issue_stalled_short_scoreboard...)
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; softmax_scale >= 1e-37
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
-  // One KV block. `masked` is a type: the unmasked body contains no comparison.
+  // One KV block. `masked` is a compile-time flag: the unmasked body compares no index.
   const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
     // A warp skips a masked block in which all its rows are masked.

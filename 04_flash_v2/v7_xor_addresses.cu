@@ -97,7 +97,7 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int r
   // thread_index() reads threadIdx.x again, so that no register holds it during the loop.
   const int tid = thread_index(), row = tid / kSwizzleChunks;
   Element* const to = tile + swizzled_offset<kHeadDim>(row, tid % kSwizzleChunks * 8);
-  // `compares` is a type: a whole tile is copied without comparisons.
+  // `compares` is a compile-time flag: a whole tile is copied without comparisons.
   const auto copy = [&](auto compares) {
 #pragma unroll
     for (int r = 0; r < kRows; r += Config::kCopyRows)
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
-  // One KV block. `masked` is a type: the unmasked body contains no comparison.
+  // One KV block. `masked` is a compile-time flag: the unmasked body compares no index.
   const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
     // A warp skips a masked block in which all its rows are masked.
