@@ -52,9 +52,9 @@ struct Config {
   static_assert(kScaleRows % 64 == 0 && kScaleRows % kBlockN == 0);
   static constexpr int kStages = kHeadDim == 256 ? 2 : 3;  // buffers for K, and for V
   static constexpr int kQStages = 2;                       // buffers for Q
-  // Registers per thread. At launch each thread gets 65536 / threads, rounded down to a multiple of
-  // 8: 168 for 384 threads, 128 for 512. setmaxnreg only moves these between warpgroups; requesting
-  // more than the others have released deadlocks.
+  // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
+  // threads, 128 for 512). setmaxnreg moves these between warpgroups; asking for more than are free
+  // deadlocks.
   static constexpr int kProducerRegisters = kHeadDim == 64 ? 32 : kHeadDim == 128 ? 40 : 24;
   static constexpr int kConsumerRegisters = kHeadDim == 64 ? 160 : kHeadDim == 128 ? 232 : 240;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=

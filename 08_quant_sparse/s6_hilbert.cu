@@ -55,9 +55,9 @@ struct Tuned {
   static constexpr int kBlockM = 64 * kNumConsumers, kBlockN = kTuning.block_n;  // B_r, B_c
   static constexpr int kStages = kTuning.stages, kQStages = kTuning.q_stages;
   static constexpr bool kUsesPingPong = kTuning.pingpong, kLazyRescale = kTuning.lazy_rescale;
-  // Registers per thread. At launch each thread gets 65536 / threads, rounded down to a multiple of
-  // 8: 168 for 384 threads, 128 for 512. setmaxnreg only moves these between warpgroups; requesting
-  // more than the others have released deadlocks.
+  // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
+  // threads, 128 for 512). setmaxnreg moves these between warpgroups; asking for more than are free
+  // deadlocks.
   static constexpr int kProducerRegisters = kNumConsumers == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kNumConsumers == 3 ? 160 : 232;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=

@@ -57,9 +57,8 @@ struct Config {
   // Wait for V after its block's softmax. Earlier, ptxas waits for P V before the exponentials: 5 %
   // at d=128.
   static constexpr bool kAwaitsVLate = kHeadDim == 128;
-  // Registers per thread. At launch each thread gets 65536 / threads, rounded down to a multiple of
-  // 8: 168 for 384 threads. setmaxnreg only moves these between warpgroups; requesting more than
-  // the others have released deadlocks.
+  // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
+  // threads). setmaxnreg moves these between warpgroups; asking for more than are free deadlocks.
   static constexpr int kProducerRegisters = kHeadDim == 256 ? 24 : 40;
   static constexpr int kConsumerRegisters = kHeadDim == 256 ? 240 : 232;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
