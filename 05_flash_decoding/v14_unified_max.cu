@@ -144,7 +144,7 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // partial results in flight
-  constexpr int kOwn = ceil_div(kHeadDim, 128);  // groups of four columns per lane
+  constexpr int kOwn = ceil_div(kHeadDim, 128);            // groups of four columns per lane
   const int lane_id = threadIdx.x % 32;
   const bool owner = 4 * lane_id < kHeadDim;  // at d=64 half of the lanes own no columns
   float4 parts[kAtOnce][kOwn] = {};

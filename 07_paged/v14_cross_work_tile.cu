@@ -35,7 +35,7 @@ struct Config {
   static constexpr int kRowsPerLoad = 32 / kLanes;        // keys (rows of K) per load of a warp
   static constexpr int kParts = kNumWarps;                // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
-  static constexpr bool kQStays = kHeadDim <= 128;  // in registers, except at d=256: too few
+  static constexpr bool kQStays = kHeadDim <= 128;        // in registers, except at d=256: too few
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
   static_assert(kTile == tile_keys(kHeadDim), "plans count other tiles");
 };
@@ -87,7 +87,7 @@ struct Pieces {
   const WorkTile* gWork;
   const int* gSeqused;
   int num_row_blocks, end;  // row blocks per sequence; end of the block's work tiles
-  int first = -32;  // work tile of lane 0; none yet
+  int first = -32;          // work tile of lane 0; none yet
   PlannedTile lane_tile = {};
 
   // Work tile n < end; n must not decrease from call to call. Called by all lanes of a warp.
@@ -180,7 +180,7 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // partial results in flight
-  constexpr int kOwn = ceil_div(kHeadDim, 128);  // groups of four columns per lane
+  constexpr int kOwn = ceil_div(kHeadDim, 128);            // groups of four columns per lane
   const int lane_id = threadIdx.x % 32;
   const bool owner = 4 * lane_id < kHeadDim;  // at d=64 half of the lanes own no columns
   float4 parts[kAtOnce][kOwn] = {};
