@@ -214,8 +214,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
   for (int piece = gWorkBegin[blockIdx.x]; piece < gWorkBegin[blockIdx.x + 1]; ++piece) {
-    // Work tile: KV tiles [tile, tile + count) of a row block, its part number `split` of
-    // `num_splits` (part and num_parts in WorkTile).
+    // Work tile: KV tiles [tile, tile + count) of a row block; part `split` of `num_splits`.
     const auto [row_block, tile, count, split, num_splits, first_part] = gWork[piece];
     const int seqlen_k = gSeqused[row_block / (shape.kv_heads * row_tiles)];
     const Rows rows = rows_of(shape, row_block, kRows);

@@ -318,8 +318,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   int stage = 0;
   for (int piece_id = begin; piece_id < end; ++piece_id) {
     const PlannedTile piece = pieces.at(piece_id);
-    // Work tile: KV tiles [tile, tile + count) of a row block, its part number `split` of
-    // `num_splits` (part and num_parts in WorkTile).
+    // Work tile: KV tiles [tile, tile + count) of a row block; part `split` of `num_splits`.
     const auto [row_block, tile, count, split, num_splits, first_part] = piece.work;
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange keys = keys_of<Config>(shape, piece);

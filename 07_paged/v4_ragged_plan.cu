@@ -206,8 +206,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
   // one work tile per block, at most; v5 gives a block several
   for (unsigned piece = blockIdx.x; piece < gridDim.x; piece += gridDim.x) {
-    // Work tile: KV tiles [tile, tile + count) of a row block, its part number `split` of
-    // `num_splits` (part and num_parts in WorkTile).
+    // Work tile: KV tiles [tile, tile + count) of a row block; part `split` of `num_splits`.
     const auto [row_block, tile, count, split, num_splits, first_part] = gWork[piece];
     if (count == 0) break;  // empty: more blocks than chunks
     const int seqlen_k = gSeqused[row_block / (shape.kv_heads * row_tiles)];
