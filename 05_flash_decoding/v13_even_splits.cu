@@ -4,8 +4,9 @@
 // change    With even splits the keys of a block follow from its index and from the length of its
 //           own sequence. --split-keys fixes the split size, independent of the batch: results are
 //           then batch-invariant.
-// why       A stream-K run takes scans of all lengths and divisions, and the loop over its heads is
-//           code that each block must fetch. Equal lengths need neither.
+// why       To find a stream-K run, a warp scans all lengths and divides several times, and the
+//           loop over the run's heads is more code for each block to fetch. Equal lengths need
+//           neither.
 // expect    gpu__time_duration.sum falls at short caches
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include <algorithm>
@@ -128,7 +129,7 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // partial results in flight
-  constexpr int kOwn = ceil_div(kHeadDim, 128);
+  constexpr int kOwn = ceil_div(kHeadDim, 128);            // groups of four columns per lane
   const int lane_id = threadIdx.x % 32;
   const bool owner = 4 * lane_id < kHeadDim;  // at d=64 half of the lanes own no columns
   float4 parts[kAtOnce][kOwn] = {};
@@ -186,11 +187,11 @@ __global__ void __launch_bounds__(Config::kThreads)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
-  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence
+  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence; row_tiles: per K/V head
   schedule.begin(shape, gSeqused, num_row_blocks, Config::kTile);
   for (StreamKTile segment;
        schedule.next(segment, shape, gSeqused, num_row_blocks, Config::kTile);) {
-    // KV tiles [tile, tile + count) of the row block: split `split` of `num_splits`
+    // Work tile: KV tiles [tile, tile + count) of a row block; split `split` of its `num_splits`.
     const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);

@@ -106,7 +106,7 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // partial results in flight
-  constexpr int kOwn = ceil_div(kHeadDim, 128);
+  constexpr int kOwn = ceil_div(kHeadDim, 128);            // groups of four columns per lane
   const int lane_id = threadIdx.x % 32;
   const bool owner = 4 * lane_id < kHeadDim;  // at d=64 half of the lanes own no columns
   float4 parts[kAtOnce][kOwn] = {};
@@ -165,11 +165,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   // this lane's first row and column
   const int quad_row = 16 * warp_id + lane_id / 4, quad_col = lane_id % 4 * 2;
-  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence
+  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence; row_tiles: per K/V head
   schedule.begin(shape, gSeqused, num_row_blocks, Config::kTile);
   for (StreamKTile segment;
        schedule.next(segment, shape, gSeqused, num_row_blocks, Config::kTile);) {
-    // KV tiles [tile, tile + count) of the row block: split `split` of `num_splits`
+    // Work tile: KV tiles [tile, tile + count) of a row block; split `split` of its `num_splits`.
     const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);

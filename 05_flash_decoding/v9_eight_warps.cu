@@ -139,10 +139,10 @@ __global__ void __launch_bounds__(Config::kThreads)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
-  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence
+  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence; row_tiles: per K/V head
   StreamKUnit run = run_of(shape, gSeqused, batch, num_row_blocks, Config::kTile);
   while (run.begin < run.end) {
-    // KV tiles [tile, tile + count) of the row block: split `split` of `num_splits`
+    // Work tile: KV tiles [tile, tile + count) of a row block; split `split` of its `num_splits`.
     const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] =
         next_work_tile(run, shape, gSeqused, num_row_blocks, Config::kTile);
     const Rows rows = rows_of(shape, row_block, kRows);

@@ -7,7 +7,7 @@
 //           Descales of Q and K go into the softmax scale, that of V into 1 / l.
 // why       Tensor cores multiply e4m3 at twice the 16-bit rate.
 // expect    sm__inst_executed_pipe_tensor.sum halves. The error is that of 3 fraction bits.
-// supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// supports  --dtype e4m3, inputs in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 // source    FlashAttention-3 (arXiv 2407.08608), section 3.3
 #include <algorithm>
 
@@ -31,7 +31,7 @@ using Descales = TensorDescales;  // one scale per tensor
 constexpr float kRescaleThreshold = 8;  // log2 units: P <= 2^8, below e4m3's largest, 448
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
 // Ring of query tiles. Up to five are in use: the one whose O is being stored, the current one, two
-// whose Q is loaded or loading, and the one being described.
+// whose Q is loaded or loading, and the one whose WorkTile is being written.
 constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is used by __syncthreads; kPingPong + w lets warpgroup w issue its MMAs.
@@ -49,8 +49,8 @@ struct Config {
   static constexpr int kStages = kHeadDim == 256 ? 2 : 3;            // buffers for K, and for V
   static constexpr int kQStages = 2;                                 // buffers for Q
   static constexpr bool kUsesPingPong = kHeadDim == 256;  // the faster choice of a sweep
-  // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
-  // to a multiple of 8: 168 for 384 threads, 128 for 512. Requesting more than the pool has
+  // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
+  // threads, 128 for 512). setmaxnreg moves these between warpgroups; asking for more than are free
   // deadlocks.
   static constexpr int kProducerRegisters = kNumConsumers == 3 ? 32 : 24;
   static constexpr int kConsumerRegisters = kNumConsumers == 3 ? 160 : 240;
@@ -200,6 +200,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const Te
     for (int n_block = work.kv_range.begin; n_block < work.kv_range.end; ++n_block, kv.advance()) {
       if (n_block == max(work.kv_range.begin, work.kv_range.end - kPrefetchBlocks))
         mbarrier_arrive(&smem.prefetch);
+      // waits until the stage is empty and announces the bytes of its copy
       const auto await = [&](uint64_t* full, uint64_t* empty) {
         mbarrier_wait(empty, kv.phase() ^ 1);  // passes at once the first time
         mbarrier_arrive_expect_tx(full, kTileBytes);

@@ -8,7 +8,7 @@
 //           with the number of keys, so more and more of each addend is lost.
 // expect    smaller error against an exact sum of the same products; more FADD, and at d=256 more
 //           time
-// supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// supports  --dtype e4m3, inputs in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 // source    DeepSeek-V3 report; SageAttention2 (arXiv 2411.10958)
 #include <algorithm>
 
@@ -33,7 +33,7 @@ constexpr float kPScale = 8;               // log2 units: P is scaled by 256
 constexpr float kRescaleThreshold = 0.8f;  // P <= 2^8.8 = 446, below e4m3's largest, 448
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
 // Ring of query tiles. Up to five are in use: the one whose O is being stored, the current one, two
-// whose Q is loaded or loading, and the one being described.
+// whose Q is loaded or loading, and the one whose WorkTile is being written.
 constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is used by __syncthreads; kPingPong + w lets warpgroup w issue its MMAs.
@@ -52,8 +52,8 @@ struct Config {
   static constexpr int kStages = 2;   // buffers for K, and for V
   static constexpr int kQStages = 2;  // buffers for Q
   static constexpr bool kUsesPingPong = kHeadDim != 128;  // the faster choice of a sweep
-  // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
-  // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
+  // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
+  // threads). setmaxnreg moves these between warpgroups; asking for more than are free deadlocks.
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
@@ -217,6 +217,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const Te
       // kPrefetchBlocks before the end of the tile (the loop runs backwards), or at its start
       if (n_block == min(work.kv_range.begin + kPrefetchBlocks, work.kv_range.end) - 1)
         mbarrier_arrive(&smem.prefetch);
+      // waits until the stage is empty and announces the bytes of its copy
       const auto await = [&](uint64_t* full, uint64_t* empty) {
         mbarrier_wait(empty, kv.phase() ^ 1);  // passes at once the first time
         mbarrier_arrive_expect_tx(full, kTileBytes);

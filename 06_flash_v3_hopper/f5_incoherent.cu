@@ -15,7 +15,7 @@
 //           V is not rotated. The attention kernel is the parent's, compiled once for both steps.
 // why       An outlier sets the scale of its tile and makes the small numbers next to it coarse.
 // expect    smaller errors of inputs with outliers; no more time
-// supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// supports  --dtype e4m3, inputs in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 // source    QuIP (arXiv 2307.13304), QuaRot (arXiv 2404.00456); FlashAttention-3, section 3.3
 #include <algorithm>
 

@@ -10,7 +10,7 @@
 //           registers: at d=256 tiles are small and P V comes in slices. Truncation hurts only
 //           where sums grow, and they grow by the mean of V.
 // expect    the tiles and the speed of f2, which has no additions in fp32; no larger errors than f5
-// supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA; --rotary
+// supports  --dtype e4m3, inputs in bf16; head dims 64, 128, 256; any lengths, masks, GQA; --rotary
 // source    SageAttention2 (arXiv 2411.10958): smooth V
 #include <algorithm>
 
@@ -35,7 +35,7 @@ constexpr float kPScale = 8;               // log2 units: P is scaled by 256
 constexpr float kRescaleThreshold = 0.8f;  // P <= 2^8.8 = 446, below e4m3's largest, 448
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
 // Ring of query tiles. Up to five are in use: the one whose O is being stored, the current one, two
-// whose Q is loaded or loading, and the one being described.
+// whose Q is loaded or loading, and the one whose WorkTile is being written.
 constexpr int kWorkRing = 8;
 
 //! [config]
@@ -52,8 +52,8 @@ struct Config {
   static_assert(kScaleRows % 64 == 0 && kScaleRows % kBlockN == 0);
   static constexpr int kStages = kHeadDim == 256 ? 2 : 3;  // buffers for K, and for V
   static constexpr int kQStages = 2;                       // buffers for Q
-  // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
-  // to a multiple of 8: 168 for 384 threads, 128 for 512. Requesting more than the pool has
+  // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
+  // threads, 128 for 512). setmaxnreg moves these between warpgroups; asking for more than are free
   // deadlocks.
   static constexpr int kProducerRegisters = kHeadDim == 64 ? 32 : kHeadDim == 128 ? 40 : 24;
   static constexpr int kConsumerRegisters = kHeadDim == 64 ? 160 : kHeadDim == 128 ? 232 : 240;

@@ -8,7 +8,7 @@
 //           memory. The attention kernel is the parent's, compiled once for both steps.
 // why       f6 has a separate pass, which reads Q and K and writes them back in bf16.
 // expect    the phase rotary of f6 is gone; one rounding less
-// supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA; --rotary
+// supports  --dtype e4m3, inputs in bf16; head dims 64, 128, 256; any lengths, masks, GQA; --rotary
 // source    RoFormer (arXiv 2104.09864)
 #include <algorithm>
 

@@ -42,8 +42,8 @@ struct Config {
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;         // B_c
   static constexpr int kStages = 2;                                  // buffers for K, and for V
   static constexpr int kQStages = 1;                                 // buffers for Q
-  // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
-  // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
+  // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
+  // threads). setmaxnreg moves these between warpgroups; asking for more than are free deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),

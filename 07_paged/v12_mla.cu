@@ -68,8 +68,9 @@ __device__ __forceinline__ int slot_of(const Pages& pages, int key) {
   return pages.gTable[key / pages.page_size] * pages.page_size + key % pages.page_size;
 }
 
-// Issues cp.async of this lane's chunks of a KV tile; rows from `count` on become 0. `slot`: of key
-// `lane_id % kBlockN` of the tile, in each lane. `chunk`: the first column of the lane's chunk.
+// Issues cp.async of this lane's chunks of a KV tile; rows from `count` on become 0. `slot`: in
+// each lane, the slot of the tile's key `lane_id % kBlockN`. `chunk`: the first column of the
+// lane's chunk.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* gK, int slot, int count) {
@@ -135,7 +136,7 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kOutDim, kAtOnce = 4;  // partial results in flight
-  constexpr int kOwn = ceil_div(kHeadDim, 128);
+  constexpr int kOwn = ceil_div(kHeadDim, 128);           // groups of four columns per lane
   const int lane_id = threadIdx.x % 32;
   float4 parts[kAtOnce][kOwn] = {};
   const auto load = [&](int n0) {
@@ -198,7 +199,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   // The blocks of a team have one row tile each of the same sequence.
   const int team = blockIdx.x / row_tiles, row_tile_id = blockIdx.x % row_tiles;
   for (int piece = gWorkBegin[team]; piece < gWorkBegin[team + 1]; ++piece) {
-    // KV tiles [tile, tile + count) of the row block: part `split` of `num_splits`
+    // Work tile: KV tiles [tile, tile + count) of a row block; part `split` of `num_splits`.
     const auto [b, tile, count, split, num_splits, first_part] = gWork[piece];
     const int seqlen_k = gSeqused[b], row_block = b * row_tiles + row_tile_id;
     //! [teams]

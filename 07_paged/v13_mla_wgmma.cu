@@ -130,7 +130,7 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kOutDim, kAtOnce = 4;  // partial results in flight
-  constexpr int kOwn = ceil_div(kHeadDim, 128);
+  constexpr int kOwn = ceil_div(kHeadDim, 128);           // groups of four columns per lane
   const int lane_id = threadIdx.x % 32;
   float4 parts[kAtOnce][kOwn] = {};
   const auto load = [&](int n0) {
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   // The blocks of a team have one row tile each of the same sequence.
   const int team = blockIdx.x / row_tiles, row_tile_id = blockIdx.x % row_tiles;
   for (int piece = gWorkBegin[team]; piece < gWorkBegin[team + 1]; ++piece) {
-    // KV tiles [tile, tile + count) of the row block: part `split` of `num_splits`
+    // Work tile: KV tiles [tile, tile + count) of a row block; part `split` of `num_splits`.
     const auto [b, tile, count, split, num_splits, first_part] = gWork[piece];
     const int seqlen_k = gSeqused[b], row_block = b * row_tiles + row_tile_id;
     //! [teams]

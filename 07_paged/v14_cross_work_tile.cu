@@ -35,7 +35,7 @@ struct Config {
   static constexpr int kRowsPerLoad = 32 / kLanes;        // keys (rows of K) per load of a warp
   static constexpr int kParts = kNumWarps;                // partial results per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
-  static constexpr bool kQStays = kHeadDim <= 128;  // in registers; for lack of them not at d=256
+  static constexpr bool kQStays = kHeadDim <= 128;        // in registers, except at d=256: too few
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
   static_assert(kTile == tile_keys(kHeadDim), "plans count other tiles");
 };
@@ -76,8 +76,8 @@ __device__ __forceinline__ int slot_of(const Pages& pages, int key) {
 }
 //! [slot]
 
-// A block's list of work tiles. Each lane holds one of 32 entries, so advancing takes shuffles
-// instead of dependent loads.
+// A block's list of work tiles (`piece`: one of them). Each lane holds one of 32 entries, so
+// advancing takes shuffles instead of dependent loads.
 //! [next_pieces]
 struct PlannedTile {
   WorkTile work;
@@ -87,7 +87,7 @@ struct Pieces {
   const WorkTile* gWork;
   const int* gSeqused;
   int num_row_blocks, end;  // row blocks per sequence; end of the block's work tiles
-  int first = -32;
+  int first = -32;          // work tile of lane 0; none yet
   PlannedTile lane_tile = {};
 
   // Work tile n < end; n must not decrease from call to call. Called by all lanes of a warp.
@@ -114,8 +114,8 @@ __device__ __forceinline__ KvRange keys_of(const Shape& shape, const PlannedTile
 //! [next_pieces]
 
 // Issues cp.async of this lane's chunks of a KV tile; rows from `count` on become 0. `gK`, `gV`:
-// the lane's chunk of the pool's first token; `token`: elements per token. `slot`: of key
-// `lane_id % kBlockN` of the tile, in each lane. `chunk`: the first column of the lane's chunk.
+// the lane's chunk of the pool's first token; `token`: elements per token. `slot`: in each lane,
+// the slot of the tile's key `lane_id % kBlockN`. `chunk`: the first column of the lane's chunk.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* sK, Element* sV, const Element* gK,
@@ -180,7 +180,7 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // partial results in flight
-  constexpr int kOwn = ceil_div(kHeadDim, 128);
+  constexpr int kOwn = ceil_div(kHeadDim, 128);            // groups of four columns per lane
   const int lane_id = threadIdx.x % 32;
   const bool owner = 4 * lane_id < kHeadDim;  // at d=64 half of the lanes own no columns
   float4 parts[kAtOnce][kOwn] = {};
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const int begin = gWorkBegin[blockIdx.x], end = gWorkBegin[blockIdx.x + 1];
   if (begin == end) return;
   const int token = shape.kv_heads * kHeadDim;  // elements per token
-  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence
+  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence; row_tiles: per K/V head
   Pieces pieces{gWork, gSeqused, num_row_blocks, end};
 
   // (1) Load Q of a work tile through registers. Rows past the last become 0.
@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   int stage = 0;
   for (int piece_id = begin; piece_id < end; ++piece_id) {
     const PlannedTile piece = pieces.at(piece_id);
-    // KV tiles [tile, tile + count) of the row block, part `split` of `num_splits` (num_parts)
+    // Work tile: KV tiles [tile, tile + count) of a row block; part `split` of `num_splits`.
     const auto [row_block, tile, count, split, num_splits, first_part] = piece.work;
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange keys = keys_of<Config>(shape, piece);

@@ -78,8 +78,8 @@ __device__ __forceinline__ int slot_of(const Pages& pages, int key) {
 //! [slot]
 
 // Issues cp.async of this lane's chunks of a KV tile; rows from `count` on become 0. `gK`, `gV`:
-// the lane's chunk of the pool's first token; `token`: elements per token. `slot`: of key
-// `lane_id % kBlockN` of the tile, in each lane. `chunk`: the first column of the lane's chunk.
+// the lane's chunk of the pool's first token; `token`: elements per token. `slot`: in each lane,
+// the slot of the tile's key `lane_id % kBlockN`. `chunk`: the first column of the lane's chunk.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* sK, Element* sV, const Element* gK,
@@ -144,7 +144,7 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // partial results in flight
-  constexpr int kOwn = ceil_div(kHeadDim, 128);
+  constexpr int kOwn = ceil_div(kHeadDim, 128);            // groups of four columns per lane
   const int lane_id = threadIdx.x % 32;
   const bool owner = 4 * lane_id < kHeadDim;  // at d=64 half of the lanes own no columns
   float4 parts[kAtOnce][kOwn] = {};
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
   // one work tile per block, at most; v5 gives a block several
   for (unsigned piece = blockIdx.x; piece < gridDim.x; piece += gridDim.x) {
-    // KV tiles [tile, tile + count) of the row block, part `split` of `num_splits` (num_parts)
+    // Work tile: KV tiles [tile, tile + count) of a row block; part `split` of `num_splits`.
     const auto [row_block, tile, count, split, num_splits, first_part] = gWork[piece];
     if (count == 0) break;  // empty: more blocks than chunks
     const int seqlen_k = gSeqused[row_block / (shape.kv_heads * row_tiles)];

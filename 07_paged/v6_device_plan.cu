@@ -79,8 +79,8 @@ __device__ __forceinline__ int slot_of(const Pages& pages, int key) {
 //! [slot]
 
 // Issues cp.async of this lane's chunks of a KV tile; rows from `count` on become 0. `gK`, `gV`:
-// the lane's chunk of the pool's first token; `token`: elements per token. `slot`: of key
-// `lane_id % kBlockN` of the tile, in each lane. `chunk`: the first column of the lane's chunk.
+// the lane's chunk of the pool's first token; `token`: elements per token. `slot`: in each lane,
+// the slot of the tile's key `lane_id % kBlockN`. `chunk`: the first column of the lane's chunk.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* sK, Element* sV, const Element* gK,
@@ -145,7 +145,7 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // partial results in flight
-  constexpr int kOwn = ceil_div(kHeadDim, 128);
+  constexpr int kOwn = ceil_div(kHeadDim, 128);            // groups of four columns per lane
   const int lane_id = threadIdx.x % 32;
   const bool owner = 4 * lane_id < kHeadDim;  // at d=64 half of the lanes own no columns
   float4 parts[kAtOnce][kOwn] = {};
@@ -187,13 +187,15 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 }
 //! [merge_row]
 
-// Planning kernel, one block. Prefix sum over the costs of the sequences; then kLanes lanes per
-// group go through the work tiles of a group of `together` neighbouring row blocks. A sequence has
-// `heads` groups, and the first row block of each group has `blocks` blocks. From one work tile to
-// the next the index of the group or of the block increases, so their sum is the position in the
-// list. Where a block ends together with a group, one position stays unused.
+// Planning kernel, one block. `together` neighbouring row blocks form a group and are cut at the
+// same tiles; a sequence has `heads` groups. The strip consists of groups and is cut for `blocks`
+// blocks; row block k of each group is processed by blocks [k * blocks, (k + 1) * blocks). A prefix
+// sum over the costs of the sequences gives the starts; then kLanes lanes per group go through its
+// work tiles. From one work tile to the next the index of the group or of the block increases, so
+// their sum is the position in the list. Where a block ends together with a group, one position
+// stays unused.
 //! [plan]
-constexpr int kPlanThreads = 1024, kLanes = 4;
+constexpr int kPlanThreads = 1024, kLanes = 4;  // kLanes: lanes per group
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads)
     plan_kernel(const int* gSeqused,  // [B]: valid keys per sequence
@@ -224,7 +226,8 @@ __global__ void __launch_bounds__(kThreads)
       WorkTile work = piece_on_line(n, start, cost - kPieceTiles, length, part);
       if (part >= work.num_parts) break;
       const int block = work.first_part + part;
-      // The last tile before this group, and the first one after, belong to another block.
+      // Is this the first or the last work tile of its block? It is if the last tile before the
+      // group, or the first one after it, belongs to another block.
       const bool first = part > 0 || start == 0 || (start - 1) / length < block;
       const bool last = part + 1 < work.num_parts || n + 1 == groups ||
                         (start + cost + kPieceTiles) / length > block;
@@ -261,7 +264,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
   for (int piece = gWorkRange[2 * blockIdx.x]; piece < gWorkRange[2 * blockIdx.x + 1]; ++piece) {
-    // KV tiles [tile, tile + count) of the row block, part `split` of `num_splits` (num_parts)
+    // Work tile: KV tiles [tile, tile + count) of a row block; part `split` of `num_splits`.
     const auto [row_block, tile, count, split, num_splits, first_block] = gWork[piece];
     const int seqlen_k = gSeqused[row_block / (shape.kv_heads * row_tiles)];
     const Rows rows = rows_of(shape, row_block, kRows);

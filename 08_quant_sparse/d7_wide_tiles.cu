@@ -7,7 +7,7 @@
 //           addresses, a wait, a vote, a branch. And while one block merges its partials or loads
 //           Q, the other streams.
 // expect    smsp__inst_executed.sum falls; dram__throughput grows, most with many heads
-// supports  --dtype int4, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
+// supports  --dtype int4, inputs in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
 #include <algorithm>
 
@@ -61,8 +61,8 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
 // Partial O of the warps, in the space of K and V. XOR swizzle of columns: the 8 lanes of a quarter
-// warp store 16 bytes each, two neighbours of each of rows r, r + 2, r + 4, r + 6. Without it,
-// these rows would start at the same bank; with it, they are 32 bytes apart.
+// warp store 16 bytes each, two neighbouring chunks in each of the rows r, r + 2, r + 4 and r + 6.
+// Without it, these rows would start at the same bank; with it, they are 32 bytes apart.
 __device__ __forceinline__ int swizzled_column(int row, int col) { return col ^ row / 2 * 8; }
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
@@ -169,7 +169,7 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // partial results in flight
-  constexpr int kOwn = ceil_div(kHeadDim, 128);
+  constexpr int kOwn = ceil_div(kHeadDim, 128);            // groups of four columns per lane
   const int lane_id = threadIdx.x % 32;
   const bool owner = 4 * lane_id < kHeadDim;  // at d=64 half of the lanes own no columns
   float4 parts[kAtOnce][kOwn] = {};
@@ -228,11 +228,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
   auto& smem = dynamic_shared<SharedStorage<Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
-  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence
+  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence; row_tiles: per K/V head
   schedule.begin(shape, gSeqused, num_row_blocks, Config::kTile);
   for (StreamKTile segment;
        schedule.next(segment, shape, gSeqused, num_row_blocks, Config::kTile);) {
-    // KV tiles [tile, tile + count) of the row block: split `split` of `num_splits`
+    // Work tile: KV tiles [tile, tile + count) of a row block; split `split` of its `num_splits`.
     const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);

@@ -2,14 +2,14 @@
 //
 // parent    d7_wide_tiles
 // change    K has one scale and one zero point per channel for 32 tokens. A score is a sum over
-//           channels, so they go into Q: a warp computes q' = q s of a group before it reads the
-//           group's codes, and q z is another product. A group is quantised when it is full; the
-//           newest 128 to 159 tokens are fp16.
+//           channels, so they go into Q: a warp multiplies Q by a group's scales (q') before it
+//           reads the group's codes, and Q times the zero points is another product (q z). A group
+//           is quantised when it is full; the newest 128 to 159 tokens are fp16.
 // why       K's channels differ far more than its tokens do. A per-token scale has to cover the
 //           largest channel.
-// expect    O's error falls where channels have a bias; smsp__inst_executed.sum grows, by q' and q
-//           z
-// supports  --dtype int4, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
+// expect    O's error falls where channels have a bias; smsp__inst_executed.sum grows by the
+//           instructions of q' and q z
+// supports  --dtype int4, inputs in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
 // source    KIVI (arXiv 2402.02750), section 3
 #include <algorithm>
@@ -67,8 +67,8 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sGroup, sQScale, sQSum, sMax, sSum, last)
 };
 // Partial O of the warps, in the space of K and V. XOR swizzle of columns: the 8 lanes of a quarter
-// warp store 16 bytes each, two neighbours of each of rows r, r + 2, r + 4, r + 6. Without it,
-// these rows would start at the same bank; with it, they are 32 bytes apart.
+// warp store 16 bytes each, two neighbouring chunks in each of the rows r, r + 2, r + 4 and r + 6.
+// Without it, these rows would start at the same bank; with it, they are 32 bytes apart.
 __device__ __forceinline__ int swizzled_column(int row, int col) { return col ^ row / 2 * 8; }
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
@@ -198,7 +198,7 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // partial results in flight
-  constexpr int kOwn = ceil_div(kHeadDim, 128);
+  constexpr int kOwn = ceil_div(kHeadDim, 128);            // groups of four columns per lane
   const int lane_id = threadIdx.x % 32;
   const bool owner = 4 * lane_id < kHeadDim;  // at d=64 half of the lanes own no columns
   float4 parts[kAtOnce][kOwn] = {};
@@ -243,7 +243,7 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 template <class Config, class Schedule>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attention_kernel(
     const Element* gQ,          // [B, Hq, seqlen_q, d]
-    const uint8_t* gK,  // [B, Hkv, room, d / 2], two codes per byte
+    const uint8_t* gK,  // [B, Hkv, room, d / 2], two codes per byte; room: whole groups
     const uint8_t* gV,  // [B, Hkv, room, d / 2], two codes per byte
     const uint32_t* gDescale,  // [B, Hkv, room]: of the values
     const uint8_t* gGroups,     // [B, Hkv, room / 32, kGroupBytes]
@@ -261,11 +261,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
   auto& smem = dynamic_shared<SharedStorage<Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
-  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence
+  const int num_row_blocks = shape.kv_heads * row_tiles;  // per sequence; row_tiles: per K/V head
   schedule.begin(shape, gSeqused, num_row_blocks, Config::kTile);
   for (StreamKTile segment;
        schedule.next(segment, shape, gSeqused, num_row_blocks, Config::kTile);) {
-    // KV tiles [tile, tile + count) of the row block: split `split` of `num_splits`
+    // Work tile: KV tiles [tile, tile + count) of a row block; split `split` of its `num_splits`.
     const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
@@ -358,8 +358,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       }
     };
     //! [softmax]
-    // The newest keys, 16 per warp, while the first codes are in flight. Then O is converted to the
-    // units of codes, as in d7.
+    // The newest keys, 16 per warp, while the first codes are in flight. Then O is multiplied by
+    // the factors with which V's codes enter the MMAs.
     //! [newest]
     for (int key0 = max(begin, coded) + 16 * warp_id; key0 < end; key0 += 16 * Config::kNumWarps) {
       const int64_t row = int64_t{rows.bh_kv} * kNewestRoom + key0 - coded;

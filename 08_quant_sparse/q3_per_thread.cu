@@ -8,7 +8,7 @@
 // why       One outlier coarsens all numbers that share its scale. One scale per key would be 32
 //           loads and multiplications per lane.
 // expect    errors fall on inputs with outliers; the time of q2
-// supports  --dtype int8, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// supports  --dtype int8, inputs in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 // source    SageAttention2 (arXiv 2411.10958), section 3.2
 #include <algorithm>
 
@@ -34,7 +34,7 @@ using Descales = ThreadDescales;  // scales of a lane's part of a tile
 constexpr float kRescaleThreshold = 8;  // log2 units: P <= 2^8
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
 // Ring of query tiles. Up to five are in use: the one whose O is being stored, the current one, two
-// whose Q is loaded or loading, and the one being described.
+// whose Q is loaded or loading, and the one whose WorkTile is being written.
 constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is used by __syncthreads; kPingPong + w lets warpgroup w issue its MMAs.
@@ -51,8 +51,8 @@ struct Config {
   static_assert(kBlockM == kScaleRows && kScaleRows % kBlockN == 0);
   static constexpr int kStages = 2;   // buffers for K, and for V
   static constexpr int kQStages = 2;  // buffers for Q
-  // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
-  // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
+  // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
+  // threads). setmaxnreg moves these between warpgroups; asking for more than are free deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),

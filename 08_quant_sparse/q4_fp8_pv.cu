@@ -6,9 +6,9 @@
 //           column of O. The pass transposes V.
 // why       P V is half of the work, at half the rate. P lies in [0, 1] and its errors average
 //           out, so four significant bits suffice.
-// expect    sm__inst_executed_pipe_tensor.sum falls; the quantising pass takes longer; errors of O
-//           grow
-// supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// expect    sm__inst_executed_pipe_tensor.sum falls; the quantisation pass takes longer; errors of
+//           O grow
+// supports  --dtype e4m3, inputs in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 // source    SageAttention2 (arXiv 2411.10958), section 3.3
 #include <algorithm>
 
@@ -35,7 +35,7 @@ constexpr float kPScale = 8;               // log2 units: P is scaled by 256
 constexpr float kRescaleThreshold = 0.8f;  // P <= 2^8.8 = 446, below e4m3's largest, 448
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
 // Ring of query tiles. Up to five are in use: the one whose O is being stored, the current one, two
-// whose Q is loaded or loading, and the one being described.
+// whose Q is loaded or loading, and the one whose WorkTile is being written.
 constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is used by __syncthreads; kPingPong + w lets warpgroup w issue its MMAs.
@@ -54,8 +54,8 @@ struct Config {
   static constexpr int kSlices = kHeadDim / kSliceColumns;
   static constexpr int kStages = 2;   // buffers for K, and for V
   static constexpr int kQStages = 2;  // buffers for Q
-  // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
-  // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
+  // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
+  // threads). setmaxnreg moves these between warpgroups; asking for more than are free deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),

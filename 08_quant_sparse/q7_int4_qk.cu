@@ -12,7 +12,7 @@
 // why       To measure what 4 bits cost in accuracy. It gains no time: Hopper has no int4 MMA, and
 //           an mma.sync of s4 compiles to two int8 MMAs and some 185 other instructions.
 // expect    errors of O grow; the time is q6's
-// supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// supports  --dtype e4m3, inputs in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 // source    SageAttention2 (arXiv 2411.10958), section 3.1
 #include <algorithm>
 

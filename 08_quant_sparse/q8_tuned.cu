@@ -9,7 +9,7 @@
 //           and at d=256 tiles of 64 keys in slices. Its initial values are MOVs that this warp
 //           waits for, while a conversion takes less time than the exponential before it.
 // expect    smsp__inst_executed.sum below q5's; above f6's, by the conversions
-// supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// supports  --dtype e4m3, inputs in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 // source    SageAttention2 (arXiv 2411.10958): smooth V, per-thread scales
 #include <algorithm>
 
@@ -35,7 +35,7 @@ constexpr float kPScale = 8;               // log2 units: P is scaled by 256
 constexpr float kRescaleThreshold = 0.8f;  // P <= 2^8.8 = 446, below e4m3's largest, 448
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
 // Ring of query tiles. Up to five are in use: the one whose O is being stored, the current one, two
-// whose Q is loaded or loading, and the one being described.
+// whose Q is loaded or loading, and the one whose WorkTile is being written.
 constexpr int kWorkRing = 8;
 
 //! [config]
@@ -54,8 +54,8 @@ struct Config {
   // Wait for V after its block's softmax. Earlier, ptxas waits for P V before the exponentials: 5 %
   // at d=128.
   static constexpr bool kAwaitsVLate = kHeadDim == 128;
-  // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
-  // to a multiple of 8: 168 for 384 threads, 128 for 512. Requesting more than the pool has
+  // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
+  // threads, 128 for 512). setmaxnreg moves these between warpgroups; asking for more than are free
   // deadlocks.
   static constexpr int kProducerRegisters = kHeadDim == 64 ? 32 : kHeadDim == 128 ? 40 : 24;
   static constexpr int kConsumerRegisters = kHeadDim == 64 ? 160 : kHeadDim == 128 ? 232 : 240;

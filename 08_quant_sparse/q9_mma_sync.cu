@@ -7,7 +7,7 @@
 //           rows and keys of an accumulator. P V stays in bf16.
 // why       SageAttention started on Ampere, where int8 mma.sync has twice the bf16 rate.
 // expect    half of the MMAs of Q K^T; half of the bytes of Q and K in L2 and shared memory
-// supports  --dtype int8, given in bf16; sm_80 and later; head dims 64, 128, 256; any lengths,
+// supports  --dtype int8, inputs in bf16; sm_80 and later; head dims 64, 128, 256; any lengths,
 //           masks, GQA; softmax scales from 1e-10
 // source    SageAttention (arXiv 2410.02367)
 #include <algorithm>

@@ -33,7 +33,7 @@ using namespace hopper;
 constexpr float kRescaleThreshold = 8;  // log2 units: P <= 2^8
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
 // Ring of query tiles. Up to five are in use: the one whose O is being stored, the current one, two
-// whose Q is loaded or loading, and the one being described.
+// whose Q is loaded or loading, and the one whose WorkTile is being written.
 constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is used by __syncthreads; kPingPong + w lets warpgroup w issue its MMAs.
@@ -55,8 +55,8 @@ struct Tuned {
   static constexpr int kBlockM = 64 * kNumConsumers, kBlockN = kTuning.block_n;  // B_r, B_c
   static constexpr int kStages = kTuning.stages, kQStages = kTuning.q_stages;
   static constexpr bool kUsesPingPong = kTuning.pingpong, kLazyRescale = kTuning.lazy_rescale;
-  // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
-  // to a multiple of 8: 168 for 384 threads, 128 for 512. Requesting more than the pool has
+  // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
+  // threads, 128 for 512). setmaxnreg moves these between warpgroups; asking for more than are free
   // deadlocks.
   static constexpr int kProducerRegisters = kNumConsumers == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kNumConsumers == 3 ? 160 : 232;

@@ -9,7 +9,7 @@
 //           more registers than there are.
 // expect    time of phase "attention" shorter than s4's; the passes that quantise take as long as
 //           before
-// supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, causal and windows,
+// supports  --dtype e4m3, inputs in bf16; head dims 64, 128, 256; any lengths, causal and windows,
 //           GQA; --scale at least 1e-10
 #include <algorithm>
 
@@ -36,7 +36,7 @@ using Descales = ThreadDescales;  // scales of a lane's part of a tile
 constexpr float kPScale = 8;        // log2 units: P is scaled by 256
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
 // Ring of query tiles. Up to five are in use: the one whose O is being stored, the current one, two
-// whose Q is loaded or loading, and the one being described.
+// whose Q is loaded or loading, and the one whose WorkTile is being written.
 constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is used by __syncthreads; kPingPong + w lets warpgroup w issue its MMAs.
@@ -58,8 +58,8 @@ struct Config {
   // block indices: softmax reads them after K's stage has been released, so there are twice as many
   // slots as stages
   static constexpr int kVisitRing = 2 * kStages;
-  // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
-  // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
+  // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
+  // threads). setmaxnreg moves these between warpgroups; asking for more than are free deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),

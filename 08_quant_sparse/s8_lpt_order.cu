@@ -8,7 +8,7 @@
 //           are taken as SMs become free, from the last of a sequence to its first; a long tile
 //           taken late leaves all other SMs idle until it has finished.
 // expect    time of phase "attention" shorter than s7's; the order costs a launch
-// supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, causal and windows,
+// supports  --dtype e4m3, inputs in bf16; head dims 64, 128, 256; any lengths, causal and windows,
 //           GQA; --scale at least 1e-10
 // source    Graham 1969: longest processing time first
 #include <algorithm>
@@ -37,7 +37,7 @@ using Descales = ThreadDescales;  // scales of a lane's part of a tile
 constexpr float kPScale = 8;        // log2 units: P is scaled by 256
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
 // Ring of query tiles. Up to five are in use: the one whose O is being stored, the current one, two
-// whose Q is loaded or loading, and the one being described.
+// whose Q is loaded or loading, and the one whose WorkTile is being written.
 constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is used by __syncthreads; kPingPong + w lets warpgroup w issue its MMAs.
@@ -59,8 +59,8 @@ struct Config {
   // block indices: softmax reads them after K's stage has been released, so there are twice as many
   // slots as stages
   static constexpr int kVisitRing = 2 * kStages;
-  // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
-  // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
+  // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
+  // threads). setmaxnreg moves these between warpgroups; asking for more than are free deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),

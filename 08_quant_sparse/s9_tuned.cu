@@ -9,7 +9,7 @@
 // why       s8's attention is q5's, with P V added to O per block, and its passes take as long as
 //           the choice saves at short lengths.
 // expect    time of phases "measure" to "order" and of "attention" shorter than s8's
-// supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, causal and windows,
+// supports  --dtype e4m3, inputs in bf16; head dims 64, 128, 256; any lengths, causal and windows,
 //           GQA; --scale at least 1e-10
 #include <algorithm>
 
@@ -36,7 +36,7 @@ constexpr float kPScale = 8;               // log2 units: P is scaled by 256
 constexpr float kRescaleThreshold = 0.8f;  // P <= 2^8.8 = 446, below e4m3's largest, 448
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
 // Ring of query tiles. Up to five are in use: the one whose O is being stored, the current one, two
-// whose Q is loaded or loading, and the one being described.
+// whose Q is loaded or loading, and the one whose WorkTile is being written.
 constexpr int kWorkRing = 8;
 
 //! [config]
@@ -57,8 +57,8 @@ struct Config {
   // Wait for V after its block's softmax. Earlier, ptxas waits for P V before the exponentials: 5 %
   // at d=128.
   static constexpr bool kAwaitsVLate = kHeadDim == 128;
-  // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
-  // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
+  // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
+  // threads). setmaxnreg moves these between warpgroups; asking for more than are free deadlocks.
   static constexpr int kProducerRegisters = kHeadDim == 256 ? 24 : 40;
   static constexpr int kConsumerRegisters = kHeadDim == 256 ? 240 : 232;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=

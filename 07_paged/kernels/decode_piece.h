@@ -51,8 +51,8 @@ template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim + 8];
 
 // Issues cp.async of this lane's chunks of a KV tile; rows from `count` on become 0. `gK`, `gV`:
-// the lane's chunk of the pool's first token; `token`: elements per token. `slot`: of key
-// `lane_id % kBlockN` of the tile, in each lane.
+// the lane's chunk of the pool's first token; `token`: elements per token. `slot`: in each lane,
+// the slot of the tile's key `lane_id % kBlockN`.
 template <class Config, class Element>
 __device__ __forceinline__ void load_keys(Element* sK, Element* sV, const Element* gK,
                                           const Element* gV, int token, int slot, int count) {

@@ -95,7 +95,7 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kOutDim, kAtOnce = 4;  // partial results in flight
-  constexpr int kOwn = ceil_div(kHeadDim, 128);
+  constexpr int kOwn = ceil_div(kHeadDim, 128);           // groups of four columns per lane
   const int lane_id = threadIdx.x % 32;
   float4 parts[kAtOnce][kOwn] = {};
   const auto load = [&](int n0) {
