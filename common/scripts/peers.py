@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times PyTorch's backends beside the steps of a chapter, in one run.
+"""Times the attention of PyTorch and other libraries against the steps of a chapter, in one run.
 
     common/scripts/peers.py --program build/release/bin/01_naive --steps v12_cp_async,v13_cublas \\
         --batch 4 --heads 16 --head-dim 128 --seqlens 1024,2048,4096,8192 --backends math,flash \\
@@ -11,27 +11,40 @@ A problem list has one problem per line, in the options of the chapter program:
 "--batch 2 --seqlen 8192 --causal", "--rows 8 --cols 16777216 --dtype fp32". What a line leaves out
 is as given on the command line, and "--steps" may stand there too. Text behind # is a comment.
 
-Operations: forward, backward, decode and softmax. Decode is that of the program, one query (--seqlen-q) against a cache
-of --seqlen-k keys; of a program without it, forward with one query.
-Backends: math, flash (FlashAttention-2), cudnn; torch.softmax for softmax. A step of another chapter is one too:
-"01_naive:v13_cublas" runs that program beside --program. Of decode each backend takes its turns twice: as a plain call,
-and ("flash graph") as the replay of a CUDA graph that was captured of it.
+Operations: forward, backward, decode and softmax (compared with torch.softmax). Decode is that of
+the program, one query (--seqlen-q) against a cache of --seqlen-k keys, or forward with one query if
+the program has no decode. Backends:
 
-Before it times anything, peers.py compares the outputs of each backend with those of the first
-step, on the inputs that the program saved (--save): the largest relative L2 difference of a row of
-O or of a gradient. A difference above what rounding explains ends the run with status 1. Both sides
-are then timed on these inputs.
+    math           PyTorch, unfused                            forward, backward, decode
+    flash          FlashAttention-2, in PyTorch                forward, backward, decode
+    cudnn          cuDNN, called by PyTorch                    forward, backward, decode
+    flex           FlexAttention of PyTorch, compiled          forward, backward
+    fa3            FlashAttention-3, flash_attn_interface      forward, backward, decode
+    flashinfer     FlashInfer's ragged prefill, flashinfer     forward (no paged decode here)
+    sageattention  SageAttention in 8 bits, sageattention      forward
+    CHAPTER:STEP   a step of another program next to --program, such as 01_naive:v13_cublas
 
-For every problem each backend and each step takes a turn a round (--rounds, at least 5), in an order that is turned
-round every time; before each turn the GPU rests for twice as long as the timed calls of the turn before took. One program runs
-for all rounds of a problem (--turns). The method is that of the chapter program (device.h, timing method 4): the L2
-cache overwritten, a kernel that spins for a millisecond, so that whatever the host needs to launch is queued when the
-clock starts, then CUDA events around one call; the median over all rounds with its quartiles. A
-ratio is the peer's time over the step's, of a round: above 1 the step is faster. It is printed with the quartiles of
-the rounds. Prints a table and writes everything as JSON. Needs PyTorch with CUDA; exits with 77 where there is none,
-2 for bad options.
+The last three libraries are Python packages, whose versions the JSON records. A backend that cannot
+be imported or lacks the operation ends the run with status 2. Compiling, planning and copying to a
+library's layout are not timed. For decode, each library takes its turns twice: as a plain call, and
+as the replay of a CUDA graph of that call ("flash graph").
+
+Before it times anything, peers.py compares each backend's outputs with those of the first step, on
+the inputs that the program saved (--save): the largest relative L2 difference of a row of O or of a
+gradient. A difference larger than rounding explains (for SageAttention: quantisation) ends the run
+with status 1. Both sides are then timed on these inputs.
+
+For every problem, each backend and each step takes one turn per round (--rounds, at least 5), in an
+order that is reversed every round. Before each turn the GPU rests for twice as long as the timed
+calls of the previous turn took. One program runs for all rounds of a problem (--turns). The method is
+that of the chapter program (device.h, timing method 4): the L2 cache is overwritten, a kernel spins
+until the host has queued the call, and CUDA events around the call take its time. The result is the
+median over all rounds with its quartiles. A ratio is the peer's time over the step's time in one
+round: above 1 the step is faster. Prints a table and writes everything as JSON. Needs PyTorch with
+CUDA: exits with 77 where there is none, 2 for bad options.
 """
 import argparse
+import importlib.metadata
 import json
 import math
 import os
@@ -50,11 +63,6 @@ except ImportError:
     print("peers.py: PyTorch or NumPy is not installed")
     sys.exit(77)
 
-BACKENDS = {
-    "math": SDPBackend.MATH,
-    "flash": SDPBackend.FLASH_ATTENTION,  # FlashAttention-2
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-}
 GRAPH = " graph"
 # Datasheet roofs: peers.py does not use the roofs of these runs, so they need not be measured.
 NO_ROOFS = ("--gpu", "h200")
@@ -64,8 +72,114 @@ CYCLES_A_SECOND = 2e9  # approximate clock of torch.cuda._sleep
 # The largest relative L2 difference of a row of O between two correct kernels: twice the checker's
 # bound for one kernel (reference.cpp). Gradients may differ by twice as much.
 DIFFERENCES = {"bf16": 1.2e-2, "fp16": 2e-3, "fp32": 4e-5}
+REFUSALS = (RuntimeError, ValueError, AssertionError)  # how libraries refuse a problem
 MOST_BYTES = 8e9  # of inputs passed in files
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def first_line(error):
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def masked(p):
+    return p.causal and p.seqlen_q > 1  # one query attends to all keys
+
+
+class Backend:
+    """A library's attention. forward(p, q, k, v) gives the call to time, as a function of nothing."""
+
+    package = None  # the module to import, if any
+    operations = ("forward", "backward", "decode")
+    nhd = False  # layout [B, N, H, D] instead of PyTorch's [B, H, N, D]
+    bound = None  # of the difference; None: as DIFFERENCES
+
+    def available(self):
+        """Imports the package. None, or the reason in one line why that fails."""
+        try:
+            self.module = importlib.import_module(self.package) if self.package else None
+        except ImportError as error:
+            return f"the Python package {self.package} cannot be imported: {first_line(error)}"
+        return None
+
+    def version(self):
+        if found := getattr(self.module, "__version__", None):
+            return found
+        names = importlib.metadata.packages_distributions().get(self.package)
+        return importlib.metadata.version(names[0]) if names else "unknown"
+
+    def inputs(self, *tensors):
+        """Tensors [B, H, N, D] in the library's layout."""
+        return [x.transpose(1, 2).contiguous() if self.nhd else x for x in tensors]
+
+    def outputs(self, p, result):
+        """The tensors of a call's result in [B, H, N, D]: O, or dQ, dK and dV."""
+        tensors = list(result) if isinstance(result, (tuple, list)) else [result]
+        if p.operation != "backward":
+            del tensors[1:]  # some libraries return the log-sum-exp as well
+        return [x.reshape(p.batch, -1, *x.shape[-2:]).transpose(1, 2) if self.nhd else x for x in tensors]
+
+
+class Sdpa(Backend):
+    def __init__(self, choice):
+        self.choice = choice
+
+    def forward(self, p, q, k, v):
+        def call():
+            with sdpa_kernel(self.choice):
+                return scaled_dot_product_attention(q, k, v, is_causal=masked(p), enable_gqa=p.kv_heads != p.heads)
+        return call
+
+
+class Flex(Backend):
+    package, operations = "torch.nn.attention.flex_attention", ("forward", "backward")
+
+    def forward(self, p, q, k, v):
+        # After 8 shapes PyTorch would stop compiling and run eager code: forget those of other problems.
+        torch.compiler.reset()
+        # The timed backward pass runs many times on one graph, so it must not reuse the graph's buffers.
+        importlib.import_module("torch._functorch.config").donated_buffer = False
+        mask = self.module.create_block_mask(lambda b, h, row, col: row >= col, None, None, p.seqlen_q,
+                                             p.seqlen_k, device="cuda") if masked(p) else None
+        flex = torch.compile(self.module.flex_attention, dynamic=False, fullgraph=True)
+        return lambda: flex(q, k, v, block_mask=mask, enable_gqa=p.kv_heads != p.heads)
+
+
+class FlashAttention3(Backend):
+    package, nhd = "flash_attn_interface", True
+
+    def forward(self, p, q, k, v):
+        if p.operation == "decode":  # flash_attn_func would not split the keys among CTAs
+            return lambda: self.module.flash_attn_with_kvcache(q, k, v)
+        return lambda: self.module.flash_attn_func(q, k, v, causal=p.causal)
+
+
+class FlashInfer(Backend):
+    package, operations, nhd = "flashinfer", ("forward",), True
+
+    def forward(self, p, q, k, v):
+        workspace = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+        wrapper = self.module.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
+        starts = [torch.tensor([n * b for b in range(p.batch + 1)], dtype=torch.int32, device="cuda")
+                  for n in (p.seqlen_q, p.seqlen_k)]
+        wrapper.plan(*starts, p.heads, p.kv_heads, p.head_dim, causal=p.causal, q_data_type=q.dtype)
+        rows = [x.flatten(0, 1) for x in (q, k, v)]  # [B N, H, D]
+        return lambda: wrapper.run(*rows)
+
+
+class SageAttention(Backend):
+    package, operations = "sageattention", ("forward",)
+    bound = 6e-2  # INT8 Q K^T and, on Hopper, FP8 P V: quantisation error, not rounding to 16 bits
+
+    def forward(self, p, q, k, v):
+        return lambda: self.module.sageattn(q, k, v, tensor_layout="HND", is_causal=masked(p))
+
+
+BACKENDS = {
+    "math": Sdpa(SDPBackend.MATH),
+    "flash": Sdpa(SDPBackend.FLASH_ATTENTION),  # FlashAttention-2
+    "cudnn": Sdpa(SDPBackend.CUDNN_ATTENTION),
+    "flex": Flex(), "fa3": FlashAttention3(), "flashinfer": FlashInfer(), "sageattention": SageAttention(),
+}
 
 
 def quartiles(seconds):
@@ -138,15 +252,14 @@ class Peer:
         if backend.endswith(GRAPH):
             return self.replay(self.call(backend.removesuffix(GRAPH)))
 
-        def forward():
-            with sdpa_kernel(BACKENDS[backend]):
-                return scaled_dot_product_attention(
-                    self.q, self.k, self.v, is_causal=self.p.causal and self.p.seqlen_q > 1,  # one query attends to all keys
-                    enable_gqa=self.p.kv_heads != self.p.heads)
+        library = BACKENDS[backend]
+        q, k, v = library.inputs(self.q, self.k, self.v)
+        forward = library.forward(self.p, q, k, v)
         if self.p.operation != "backward":
             return forward
-        out = forward()
-        return lambda: torch.autograd.grad(out, (self.q, self.k, self.v), self.d_o, retain_graph=True)
+        out, (d_o,) = forward(), library.inputs(self.d_o)
+        out = out[0] if isinstance(out, tuple) else out
+        return lambda: torch.autograd.grad(out, (q, k, v), d_o, retain_graph=True)
 
     @staticmethod
     def replay(call):
@@ -201,17 +314,17 @@ def compare(p, backends, call, ours, difference=row_difference):
     for name in backends:
         if ":" in name or name.endswith(GRAPH):
             continue
+        library = BACKENDS.get(name, Backend())  # "softmax" has no entry
         try:
-            theirs = call(name)()
-        except RuntimeError as error:
-            print(f"  {name}: outputs were not compared: {str(error).splitlines()[0]}")
+            theirs = library.outputs(p, call(name)())
+        except REFUSALS as error:
+            print(f"  {name}: outputs were not compared: {first_line(error)}")
             continue
-        theirs = list(theirs) if isinstance(theirs, tuple) else [theirs]
         found[name] = difference(theirs, ours)
-        bound = DIFFERENCES[p.dtype] * (2 if p.operation == "backward" else 1)
+        bound = library.bound or DIFFERENCES[p.dtype] * (2 if p.operation == "backward" else 1)
         if not found[name] <= bound:
             print(f"peers.py: {' '.join(program_options(p))}: {name} differs by {found[name]:.2e} "
-                  f"in a row, at most {bound:.2e} is rounding: nothing is timed")
+                  f"in a row, at most {bound:.2e} is expected: nothing is timed")
             sys.exit(1)
     return found
 
@@ -407,14 +520,28 @@ def take_turns(sides, rounds, turn, rest=time.sleep):
             rest(min(1.0, 2 * busy))
             try:
                 seconds, hidden = turn(side)
-            except RuntimeError as error:  # not supported, or out of memory
-                taken[side], busy = str(error).splitlines()[0], 0
+            except REFUSALS as error:  # not supported, or out of memory
+                taken[side], busy = first_line(error), 0
                 continue
             busy = sum(seconds)
             taken[side].append(seconds)
             if not hidden:
                 late.add(side)
     return taken, late
+
+
+def packages_of(backends, problems):
+    """Versions of the packages of these backends. Exits with 2 where a backend cannot do its part."""
+    versions = {}
+    for name in backends:
+        library = BACKENDS.get(name, Backend())
+        lacks = [p.operation for p in problems if p.operation not in ("softmax", *library.operations)]
+        if reason := f"has no operation {lacks[0]}" if lacks else library.available():
+            print(f"peers.py: --backends {name}: {reason}", file=sys.stderr)
+            sys.exit(2)
+        if library.package and not library.package.startswith("torch."):
+            versions[library.package] = library.version()
+    return versions
 
 
 def main():
@@ -436,12 +563,14 @@ def main():
     if args.rounds < LEAST_ROUNDS:
         parser.error(f"--rounds {args.rounds}: must be from {LEAST_ROUNDS}, for the quartiles")
     problems = problems_of(args)
+    packages = packages_of(args.backends.split(","), problems)
     if not torch.cuda.is_available():
         print("peers.py: PyTorch sees no GPU")
         sys.exit(77)
 
     report = {"schema": "attn-peers-1", "timing_method": TIMING_METHOD, "gpu": torch.cuda.get_device_name(),
-              "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(), "problems": []}
+              "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(), "problems": [],
+              **({"packages": packages} if packages else {})}
     timer, listed = Timer(), listed_steps(args.program)
     for p in problems:
         steps = steps_of(listed, p)
@@ -504,7 +633,7 @@ def main():
             print(f"  {step['name']:<16} {median * 1e3:10.3f} ms  {rate}  {text}")
         for peer in peers:
             text = f"{peer['time']['median_s'] * 1e3:10.3f} ms" if "time" in peer else peer["reason"]
-            print(f"  torch {peer['name']:<10} {text}")
+            print(f"  {peer['name']:<16} {text}")
         sys.stdout.flush()
         if args.out:  # after every problem, so that an interrupted run keeps its results
             with open(args.out, "w", encoding="utf-8") as file:

@@ -2,6 +2,7 @@
 import argparse
 import importlib.util
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -211,7 +212,7 @@ assert program(ends + "1") == "exit"
 
 assert exit_of()[0] == 77
 code, said = exit_of("--backends", "math,triton")
-assert code == 2 and "--backends triton: must be some of math, flash, cudnn or CHAPTER:STEP" in said, said
+assert code == 2 and "--backends triton: must be some of math, flash, cudnn, flex, fa3" in said, said
 code, said = exit_of("--rounds", "4")
 assert code == 2 and "--rounds 4: must be from 5" in said, said
 with open(list_file, "w", encoding="utf-8") as file:
@@ -308,3 +309,191 @@ assert peers.row_difference([right], [bad]) == float("inf")
 assert peers.row_difference([right, bad], [right, right]) == float("inf")
 assert peers.row_difference([right, right], [right]) == float("inf")
 assert peers.row_difference([], []) == float("inf")
+
+
+# Further libraries, with stand-ins. A tensor is a dictionary: index -> a number that names the element.
+class Tensor:
+    dtype, requires_grad = "bf16", False
+
+    def __init__(self, shape, numbers=None):
+        self.shape = tuple(shape)
+        indices = itertools.product(*map(range, self.shape))
+        self.numbers = list(range(len(list(indices)))) if numbers is None else numbers
+
+    def items(self):
+        return dict(zip(itertools.product(*map(range, self.shape)), self.numbers))
+
+    def transpose(self, a, b):
+        def swap(x):
+            x = list(x)
+            x[a], x[b] = x[b], x[a]
+            return tuple(x)
+        moved = {swap(index): number for index, number in self.items().items()}
+        return Tensor(swap(self.shape), [moved[index] for index in sorted(moved)])
+
+    def contiguous(self):
+        return self
+
+    def reshape(self, *shape):
+        size = 1
+        for n in shape:
+            size *= n if n > 0 else 1
+        return Tensor([n if n > 0 else len(self.numbers) // size for n in shape], self.numbers)
+
+    def flatten(self, first, last):
+        assert (first, last) == (0, 1)
+        return self.reshape(-1, *self.shape[2:])
+
+    def __eq__(self, other):
+        return (self.shape, self.numbers) == (other.shape, other.numbers)
+
+
+B, H, G, N, K, D = 2, 4, 2, 3, 5, 2  # batch, query heads, K/V heads, queries, keys, head dim
+taken, plans = [], []
+
+
+def attention_of(**words):
+    """A library's function that gives Q back as O, and notes what it was given."""
+    def function(*tensors, **options):
+        taken.append((*tensors, options))
+        return words.get("result", lambda q: q)(tensors[0])
+    return function
+
+
+class Wrapper:
+    def __init__(self, workspace, layout):
+        assert layout == "NHD"
+
+    def plan(self, *words, **options):
+        plans.append((*words, options))
+
+    run = staticmethod(attention_of())
+
+
+def with_lse(q):
+    return q, "log-sum-exp"
+
+
+module("flash_attn_interface", flash_attn_func=attention_of(result=with_lse), __version__="3.0",
+       flash_attn_with_kvcache=attention_of())
+module("flashinfer", BatchPrefillWithRaggedKVCacheWrapper=Wrapper, __version__="0.7")
+module("sageattention", sageattn=attention_of(), __version__="2.2")
+sys.modules["torch"].int32 = 0
+sys.modules["torch"].tensor = lambda numbers, **_: numbers
+sys.modules["torch"].randn = lambda shape, **_: Tensor(shape)
+
+
+def peer_of(name, *words):
+    """A backend's peer and call on a small problem."""
+    p = problems(" ".join(words) + f" --batch {B} --heads {H} --kv-heads {G} --head-dim {D} --dtype bf16\n")[0]
+    assert peers.packages_of([name], [p]) is not None
+    taken.clear()
+    return peers.Peer(p), p
+
+
+def result_of(name, *words):
+    peer, p = peer_of(name, *words)
+    call = peer.call(name)
+    assert not taken or p.operation == "backward"
+    return peer, peers.BACKENDS[name].outputs(p, call())
+
+
+for words in (["--seqlen 3 --causal"], ["--seqlen-q 3 --seqlen-k 5"]):
+    causal = "--causal" in words[0]
+    peer, out = result_of("fa3", *words)
+    q, k, v, options = taken[0]
+    assert q == peer.q.transpose(1, 2) and q.shape == (B, N, H, D) and options == {"causal": causal}
+    assert k == peer.k.transpose(1, 2) and k.shape == (B, peer.p.seqlen_k, G, D) and v == peer.v.transpose(1, 2)
+    assert out == [peer.q], out  # without the log-sum-exp
+    peer, out = result_of("flashinfer", *words)
+    q, k, v, options = taken[0]
+    assert q == peer.q.transpose(1, 2).flatten(0, 1) and q.shape == (B * N, H, D) and out == [peer.q]
+    assert k == peer.k.transpose(1, 2).flatten(0, 1) and v == peer.v.transpose(1, 2).flatten(0, 1)
+    n = peer.p.seqlen_k
+    assert plans.pop() == ([0, N, 2 * N], [0, n, 2 * n], H, G, D, {"causal": causal, "q_data_type": "bf16"})
+    peer, out = result_of("sageattention", *words)
+    assert taken == [(peer.q, peer.k, peer.v, {"tensor_layout": "HND", "is_causal": causal})] and out == [peer.q]
+assert not plans
+peer, out = result_of("fa3", "--operation decode --seqlen-k 5")
+assert taken[0][0].shape == (B, 1, H, D) and out == [peer.q] and not taken[0][3]
+assert peers.sides_of(peer.p, ["fa3"]) == ["fa3", "fa3 graph"]
+
+
+# Gradients: with respect to tensors in the library's layout; brought back for the comparison only.
+def grad(out, inputs, d_o, retain_graph):
+    assert retain_graph and out == inputs[0] and d_o.shape == (B, N, H, D)
+    return inputs
+
+
+sys.modules["torch"].autograd = types.SimpleNamespace(grad=grad)
+Tensor.to = Tensor.requires_grad_ = lambda self, *_: self
+peer, out = result_of("fa3", "--operation backward --seqlen 3")
+assert out == [peer.q, peer.k, peer.v]
+
+# FlexAttention: compiled again for each problem; the mask leaves every row its keys.
+resets, masks = [], []
+sys.modules["torch"].compiler = types.SimpleNamespace(reset=lambda: resets.append(1))
+sys.modules["torch"].compile = lambda function, dynamic, fullgraph: function
+module("torch._functorch")
+module("torch._functorch.config", donated_buffer=True)
+
+
+def block_mask(mask, batch, heads, rows, cols, device):
+    masks.append([[mask(0, 0, row, col) for col in range(cols)] for row in range(rows)])
+    return "mask"
+
+
+module("torch.nn.attention.flex_attention", create_block_mask=block_mask, flex_attention=attention_of())
+peer, out = result_of("flex", "--seqlen 3 --causal")
+assert taken == [(peer.q, peer.k, peer.v, {"block_mask": "mask", "enable_gqa": True})] and out == [peer.q]
+assert masks == [[[True, False, False], [True, True, False], [True, True, True]]] and len(resets) == 1
+peer, out = result_of("flex", "--seqlen-q 1 --seqlen-k 5 --causal")
+assert taken[0][3]["block_mask"] is None  # one query attends to all keys
+assert not sys.modules["torch._functorch.config"].donated_buffer
+
+
+# A wrong output of a library ends the run; the bound of SageAttention is its own.
+def status_of(name, off, *words):
+    peer, p = peer_of(name, *words)
+    p.program_operation = p.operation
+    said = io.StringIO()
+    try:
+        with redirect_stdout(said):
+            peers.compare(p, [name], peer.call, [peer.q], lambda theirs, ours: off if theirs == ours else 1.0)
+    except SystemExit as e:
+        return e.code, said.getvalue()
+    return 0, said.getvalue()
+
+
+for name in ("fa3", "flashinfer", "sageattention", "flex"):
+    assert status_of(name, 0.01, "--seqlen 3")[0] == 0
+    assert (status_of(name, 0.05, "--seqlen 3")[0] == 0) == (name == "sageattention"), name
+assert status_of("sageattention", 0.07, "--seqlen 3")[0] == 1
+sys.modules["flash_attn_interface"].flash_attn_func = attention_of(result=lambda q: Tensor(q.shape))
+status, text = status_of("fa3", 0.0, "--seqlen 3")
+assert status == 1 and "fa3 differs by 1.00e+00" in text and "nothing is timed" in text, text
+
+
+# A refusal of a problem is no wrong output, even without a word.
+def refuse(q):
+    raise AssertionError
+
+
+sys.modules["sageattention"].sageattn = attention_of(result=refuse)
+assert status_of("sageattention", 0.0, "--seqlen 3") == (
+    0, "  sageattention: outputs were not compared: AssertionError\n")
+
+# Versions, and backends that cannot do what is asked.
+both = problems("--seqlen 3\n--operation softmax\n")
+assert peers.packages_of(["math", "flex", "04_x:v7"], both) == {}
+assert peers.packages_of(["fa3", "flashinfer", "sageattention"], both) == {
+    "flash_attn_interface": "3.0", "flashinfer": "0.7", "sageattention": "2.2"}
+for name, operation in (("flashinfer", "decode"), ("sageattention", "backward"), ("flex", "decode")):
+    code, said = exit_of("--operation", operation, "--backends", f"math,{name}")
+    assert (code, said) == (2, f"peers.py: --backends {name}: has no operation {operation}\n"), said
+for name, package in (("fa3", "flash_attn_interface"), ("flashinfer", "flashinfer"),
+                      ("sageattention", "sageattention")):
+    sys.modules[package] = None  # not installed
+    code, said = exit_of("--backends", f"math,{name}")
+    assert code == 2 and said.count("\n") == 1, said
+    assert said.startswith(f"peers.py: --backends {name}: the Python package {package} cannot be imported: "), said
