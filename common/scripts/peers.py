@@ -11,9 +11,8 @@ A problem list has one problem per line, in the options of the chapter program:
 "--batch 2 --seqlen 8192 --causal", "--rows 8 --cols 16777216 --dtype fp32". What a line leaves out
 is as given on the command line, and "--steps" may stand there too. Text behind # is a comment.
 
-Operations: forward, backward, decode and softmax (compared with torch.softmax). Decode is that of
-the program, one query (--seqlen-q) against a cache of --seqlen-k keys, or forward with one query if
-the program has no decode. Backends:
+Operations: forward, backward, softmax (against torch.softmax), and decode: one query against
+a cache of --seqlen-k keys, by the program's forward operation if it has no decode. Backends:
 
     math           PyTorch, unfused                            forward, backward, decode
     flash          FlashAttention-2, in PyTorch                forward, backward, decode
@@ -36,12 +35,11 @@ with status 1. Both sides are then timed on these inputs.
 
 For every problem, each backend and each step takes one turn per round (--rounds, at least 5), in an
 order that is reversed every round. Before each turn the GPU rests for twice as long as the timed
-calls of the previous turn took. One program runs for all rounds of a problem (--turns). The method is
-that of the chapter program (device.h, timing method 4): the L2 cache is overwritten, a kernel spins
-until the host has queued the call, and CUDA events around the call take its time. The result is the
-median over all rounds with its quartiles. A ratio is the peer's time over the step's time in one
-round: above 1 the step is faster. Prints a table and writes everything as JSON. Needs PyTorch with
-CUDA: exits with 77 where there is none, 2 for bad options.
+calls of the previous turn took. The method is that of the chapter program (device.h, timing method
+4): the L2 cache is overwritten, a kernel spins until the host has queued the call, and CUDA events
+around the call take its time. The result is the median over all rounds with its quartiles. A ratio
+is the peer's time over the step's time in one round: above 1 the step is faster. Prints a table and
+writes everything as JSON. Needs PyTorch with CUDA: exits with 77 where there is none.
 """
 import argparse
 import importlib.metadata
@@ -86,7 +84,7 @@ def masked(p):
 
 
 class Backend:
-    """A library's attention. forward(p, q, k, v) gives the call to time, as a function of nothing."""
+    """A library's attention. forward(p, q, k, v) returns the call to time, without arguments."""
 
     package = None  # the module to import, if any
     operations = ("forward", "backward", "decode")
@@ -102,10 +100,9 @@ class Backend:
         return None
 
     def version(self):
-        if found := getattr(self.module, "__version__", None):
-            return found
         names = importlib.metadata.packages_distributions().get(self.package)
-        return importlib.metadata.version(names[0]) if names else "unknown"
+        found = importlib.metadata.version(names[0]) if names else "unknown"
+        return getattr(self.module, "__version__", found)
 
     def inputs(self, *tensors):
         """Tensors [B, H, N, D] in the library's layout."""
@@ -116,7 +113,9 @@ class Backend:
         tensors = list(result) if isinstance(result, (tuple, list)) else [result]
         if p.operation != "backward":
             del tensors[1:]  # some libraries return the log-sum-exp as well
-        return [x.reshape(p.batch, -1, *x.shape[-2:]).transpose(1, 2) if self.nhd else x for x in tensors]
+        if self.nhd:
+            tensors = [x.reshape(p.batch, -1, *x.shape[-2:]).transpose(1, 2) for x in tensors]
+        return tensors
 
 
 class Sdpa(Backend):
@@ -126,7 +125,8 @@ class Sdpa(Backend):
     def forward(self, p, q, k, v):
         def call():
             with sdpa_kernel(self.choice):
-                return scaled_dot_product_attention(q, k, v, is_causal=masked(p), enable_gqa=p.kv_heads != p.heads)
+                return scaled_dot_product_attention(q, k, v, is_causal=masked(p),
+                                                    enable_gqa=p.kv_heads != p.heads)
         return call
 
 
@@ -134,12 +134,13 @@ class Flex(Backend):
     package, operations = "torch.nn.attention.flex_attention", ("forward", "backward")
 
     def forward(self, p, q, k, v):
-        # After 8 shapes PyTorch would stop compiling and run eager code: forget those of other problems.
+        # PyTorch compiles at most 8 shapes of a function: forget those of other problems.
         torch.compiler.reset()
-        # The timed backward pass runs many times on one graph, so it must not reuse the graph's buffers.
+        # The backward pass runs many times on one graph, so it must not reuse its buffers.
         importlib.import_module("torch._functorch.config").donated_buffer = False
-        mask = self.module.create_block_mask(lambda b, h, row, col: row >= col, None, None, p.seqlen_q,
-                                             p.seqlen_k, device="cuda") if masked(p) else None
+        mask = self.module.create_block_mask(
+            lambda b, h, row, col: row >= col, None, None, p.seqlen_q, p.seqlen_k, device="cuda"
+        ) if masked(p) else None
         flex = torch.compile(self.module.flex_attention, dynamic=False, fullgraph=True)
         return lambda: flex(q, k, v, block_mask=mask, enable_gqa=p.kv_heads != p.heads)
 
@@ -159,7 +160,7 @@ class FlashInfer(Backend):
     def forward(self, p, q, k, v):
         workspace = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
         wrapper = self.module.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
-        starts = [torch.tensor([n * b for b in range(p.batch + 1)], dtype=torch.int32, device="cuda")
+        starts = [torch.arange(p.batch + 1, dtype=torch.int32, device="cuda") * n
                   for n in (p.seqlen_q, p.seqlen_k)]
         wrapper.plan(*starts, p.heads, p.kv_heads, p.head_dim, causal=p.causal, q_data_type=q.dtype)
         rows = [x.flatten(0, 1) for x in (q, k, v)]  # [B N, H, D]
@@ -175,10 +176,9 @@ class SageAttention(Backend):
 
 
 BACKENDS = {
-    "math": Sdpa(SDPBackend.MATH),
-    "flash": Sdpa(SDPBackend.FLASH_ATTENTION),  # FlashAttention-2
-    "cudnn": Sdpa(SDPBackend.CUDNN_ATTENTION),
-    "flex": Flex(), "fa3": FlashAttention3(), "flashinfer": FlashInfer(), "sageattention": SageAttention(),
+    "math": Sdpa(SDPBackend.MATH), "flash": Sdpa(SDPBackend.FLASH_ATTENTION),
+    "cudnn": Sdpa(SDPBackend.CUDNN_ATTENTION), "flex": Flex(), "fa3": FlashAttention3(),
+    "flashinfer": FlashInfer(), "sageattention": SageAttention(),
 }
 
 
@@ -531,12 +531,12 @@ def take_turns(sides, rounds, turn, rest=time.sleep):
 
 
 def packages_of(backends, problems):
-    """Versions of the packages of these backends. Exits with 2 where a backend cannot do its part."""
+    """Versions of these backends' packages. Exits with 2 if a backend cannot do its part."""
     versions = {}
     for name in backends:
         library = BACKENDS.get(name, Backend())
-        lacks = [p.operation for p in problems if p.operation not in ("softmax", *library.operations)]
-        if reason := f"has no operation {lacks[0]}" if lacks else library.available():
+        lacks = {p.operation for p in problems} - {"softmax", *library.operations}
+        if reason := f"has no operation {min(lacks)}" if lacks else library.available():
             print(f"peers.py: --backends {name}: {reason}", file=sys.stderr)
             sys.exit(2)
         if library.package and not library.package.startswith("torch."):
