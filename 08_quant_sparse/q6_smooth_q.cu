@@ -358,6 +358,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // Waits for K of this block and reads its scale and that of Q (kept, it would occupy a register),
   // before this warp releases K.
   const auto wait_k = [&] {
+    fence_proxy_async();  // the vector of the last block has been read; TMA will overwrite it
     consumer_wait(smem.k_full, kv);
     scale_log2 = shape.softmax_scale * kLog2e *
                  smem.q_descale[q.index()][ThreadGroups::of_q(first_row())] *
