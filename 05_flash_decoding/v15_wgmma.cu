@@ -89,7 +89,7 @@ template <class Element, class Config>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
                                         const uint32_t (&p)[Config::kBlockN / 16][4],
                                         const Element* sV) {
-  const SmemDescriptor v = smem_descriptor(sV, 64 * 128);
+  const SmemDescriptor v = smem_descriptor(sV, 64 * 128);  // panels of 64 rows of 128 bytes
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < Config::kBlockN / 16; ++k)  // 16 keys: 16 rows of 128 bytes

@@ -4,8 +4,8 @@
 // change    One list holds query tiles of prefill and work tiles of decoding sequences. Resident
 //           blocks take entries by atomic counters (tickets): the first block on an SM prefers
 //           prefill, the second decoding, until that kind is used up. A block learns which of the
-//           two it is from a counter per SM (SM-aware CTA scheduling). If prefill tiles would need
-//           one more wave on half of the blocks than on all, the plan lets all prefer prefill.
+//           two it is from a counter per SM (SM-aware CTA scheduling). If the plan estimates that
+//           the launch ends earlier, it lets all blocks prefer prefill.
 // why       With chunked prefill, each batch contains both. Prefill keeps the tensor cores busy,
 //           decoding the memory; in two launches, one after the other, each leaves the other
 //           resource idle. Neighbouring blocks of the grid may run on the same SM, so a static

@@ -2,12 +2,12 @@
 //
 // parent    s1_block_mask
 // change    The tokens of a tile are contiguous and share one window, which slides by whole tiles.
-//           So nothing is masked, and there is no list: the producer computes the i-th block of a
-//           window. Each head has its own window, in one launch. Text after the canvas attends to
+//           So no block of the canvas is masked, and there is no list: the producer computes the
+//           i-th block of a window. Each head has its own window, in one launch. Text after the canvas attends to
 //           everything and is visible to everything.
 // why       A video token attends to its neighbours in time, height and width. With one window per
 //           token, the tokens of a block have different windows, so nearly every block is cut.
-// expect    time over visited blocks as of s1, without a plan
+// expect    the same time per visited block as s1, and no lists
 // supports  fp16, bf16; head dims 64, 128, 256; a canvas of tiles of a multiple of 128 tokens, and
 //           text after it; GQA
 // source    Sliding Tile Attention (arXiv 2502.04507)
@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   round_p<Element, kBlockN>(p, s);
   kv.advance();
   bool more = true;
-  int nth = 1;  // of the tile's listed blocks
+  int nth = 1;  // of the tile's blocks
   do {
     // blocks that need no mask, then those that do
     for (; nth < unmasked; ++nth) process_kv_block(nth, std::false_type{});

@@ -7,7 +7,7 @@
 // why       A mean represents a block whose tokens are neighbours. In row-major order 128 tokens
 //           of a canvas are a line; along a Hilbert curve they are a compact block.
 // expect    a phase "order" that moves 12 d bytes per token and head; tokens of a block are more
-//           similar, so fewer blocks are visited only because they are below --similarity
+//           similar, so fewer blocks are below --similarity, which are always visited
 // supports  as s4_predict, on a canvas (--inputs field:) only: no causal mask, no window
 // source    SpargeAttn (arXiv 2502.18137): Hilbert order
 #include <algorithm>
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      const __grid_constant__ TensorMap mapV,  // as K
                      Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
                      float* __restrict__ gLse,                // [B, Hq, seqlen_q]
-                     const int* __restrict__ gOrder,          // [seqlen]
+                     const int* __restrict__ gOrder,          // [seqlen]: position of each row in the input
                      BlockLists lists, Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
