@@ -226,8 +226,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_commit();
     //! [load_q]
     float o[kHeadDim / 8][4] = {};  // unnormalised
-    // In log2 units. row_max: what is subtracted, the constant or, after a restart, the running max;
-    // largest: the running max of this lane's keys, after a restart of the row's.
+    // In log2 units. row_max: what is subtracted, the constant or, after a restart, the running
+    // max; largest: the running max of this lane's keys, after a restart of the row's.
     float row_max[2] = {kReference, kReference}, row_sum[2] = {}, largest[2] = {kLowest, kLowest};
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     const KvRange kv_range[2] = {

@@ -3,8 +3,8 @@
 // parent    s1_block_mask
 // change    The tokens of a tile are contiguous and share one window, which slides by whole tiles.
 //           So no block of the canvas is masked, and there is no list: the producer computes the
-//           i-th block of a window. Each head has its own window, in one launch. Text after the canvas attends to
-//           everything and is visible to everything.
+//           i-th block of a window. Each head has its own window, in one launch. Text after the
+//           canvas attends to everything and is visible to everything.
 // why       A video token attends to its neighbours in time, height and width. With one window per
 //           token, the tokens of a block have different windows, so nearly every block is cut.
 // expect    the same time per visited block as s1, and no lists
