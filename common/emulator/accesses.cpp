@@ -12,6 +12,7 @@
 // place of `float`) need no more than a call, either, but kernels would have to be written in them:
 // they do not convert to the `const Element*` that helpers and instructions take. So the compiler
 // does it, and a kernel stays what a GPU's reader expects.
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -36,8 +37,31 @@ struct Unwatched {
 };
 #endif
 
+// When the running thread has used up its time slice, its next reads are looked at: a loop that waits
+// for a word reads no more than a few, again and again.
+constexpr int kLookedAt = 24, kFew = 4;
+thread_local constinit int looked_at = 0, distinct = 0;
+thread_local constinit const void* places[kFew] = {};
+
+void count_slice(attn::emulator::Block& block, const void* at, const void* caller) {
+  const void* const* const end = places + std::min(distinct, kFew);
+  const bool known = std::any_of(static_cast<const void* const*>(places), end, [&](const void* p) { return p == at; });
+  if (!known && distinct < kFew) places[distinct] = at;
+  distinct += !known;
+  attn::emulator::reads_left = 1;
+  if (++looked_at < kLookedAt) return;
+  const bool waits = distinct <= kFew;
+  attn::emulator::reads_left = attn::emulator::kSlice, looked_at = distinct = 0;
+  block.end_slice(caller, waits);
+}
+
 inline void note(Kind kind, const void* at, std::size_t bytes, const void* caller) {
   using namespace attn::emulator;
+  if (kind == Kind::read && --reads_left == 0 && running_block) {
+    Block& running = *running_block;
+    [[maybe_unused]] const Unwatched unwatched;
+    count_slice(running, at, caller);
+  }
   Block* const block = kind == Kind::read ? reading_block : running_block;
   if (!block) return;
   [[maybe_unused]] const Unwatched unwatched;

@@ -6,6 +6,7 @@
 /// the old bytes; or, if `early_copies` says so, at once. Who waits for whom is up to simt.h.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -32,7 +33,7 @@ class AsyncQueue {
   /// The group that work added now will be in.
   std::uint32_t open_group() const { return committed_ + 1; }
   void add(std::function<void()> work) {
-    if (early_copies) return work();
+    if (early_copies) work(), work = [] {};
     open_.push_back(std::move(work));
   }
   void commit() {
@@ -47,6 +48,11 @@ class AsyncQueue {
     }
     return committed_ - static_cast<std::uint32_t>(groups_.size());
   }
+  /// Whether there is work that nobody has waited for.
+  bool pending() const {
+    return !open_.empty() ||
+           std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return !g.empty(); });
+  }
 
  private:
   std::vector<std::function<void()>> open_;                 // not yet committed
@@ -57,11 +63,20 @@ class AsyncQueue {
 /// What one thread has in flight.
 struct AsyncWork {
   AsyncQueue copies;              // cp.async
-  AsyncQueue stores;              // TMA stores
+  AsyncQueue stores;              // bulk stores and reductions
   AsyncQueue products;            // wgmma
   bool registers_fenced = false;  // wgmma.fence since the last wait
   std::size_t issued = 0;         // wgmma so far: as many as every other thread of the warpgroup
-  // Number of what its TMA stores write (order.h): that it is done, no wait says.
+  struct Write {                  // registers since the last wgmma.fence
+    const std::byte* at;
+    std::size_t bytes;
+    Where where;
+  };
+  std::vector<Write> writes;
+  static constexpr std::size_t kMaxWrites = 256;  // more are not remembered
+  // What the stores have read of shared memory and not yet written to global memory, by group, and
+  // its number (order.h). A wait with `.read` does not say that it is written.
+  std::vector<std::pair<std::uint32_t, std::function<void()>>> results;
   std::size_t written = AsyncQueue::kNobody;
   std::size_t fences = 0;  // of the block, when its last group of TMA stores was committed
   struct Held {            // registers that a product in flight reads or writes
@@ -93,6 +108,19 @@ class MBarrier {
   bool known_to_copies() const { return known_to_copies_; }
   unsigned phase() const { return phase_; }
   bool all_arrived() const { return missing_ == 0; }
+  std::size_t count() const { return count_; }
+  std::size_t arrived() const { return count_ - missing_; }
+  /// Bytes that copies in flight will bring, and bytes announced beyond those.
+  std::ptrdiff_t in_flight() const {
+    std::ptrdiff_t sum = 0;
+    for (const auto& [size, work] : copies_) sum += size;
+    return sum;
+  }
+  std::ptrdiff_t missing_bytes() const { return bytes_ - in_flight(); }
+  /// Somebody has waited for the end of the last phase.
+  void note_wait() { awaited_ = phase_; }
+  /// Whether the last copies came in a phase for whose end nobody has waited.
+  bool copies_unawaited() const { return copied_ && copied_in_ >= awaited_; }
 
   /// A thread arrives and announces `bytes`. Whether the phase is to end if it can.
   bool arrive(std::size_t bytes) {
@@ -103,6 +131,7 @@ class MBarrier {
   /// A copy of `bytes` bytes. Whether the phase is to end if it can.
   bool copy(std::size_t bytes, std::function<void()> work) {
     const auto size = static_cast<std::ptrdiff_t>(bytes);
+    copied_ = true, copied_in_ = phase_;
     if (early_copies) {
       work();
       bytes_ -= size;
@@ -117,9 +146,7 @@ class MBarrier {
   /// Ends the phase if all threads have arrived and the copies in flight are all that were
   /// announced: does them.
   bool end_phase() {
-    std::ptrdiff_t in_flight = 0;
-    for (const auto& [size, work] : copies_) in_flight += size;
-    if (missing_ > 0 || in_flight != bytes_) return false;
+    if (missing_ > 0 || in_flight() != bytes_) return false;
     for (const auto& [size, work] : copies_) work();
     copies_.clear();
     bytes_ = 0;
@@ -135,7 +162,8 @@ class MBarrier {
   std::size_t initialiser_;
   bool known_to_copies_ = false;
   std::ptrdiff_t bytes_ = 0;  // announced and not yet copied
-  unsigned phase_ = 0;
+  unsigned phase_ = 0, awaited_ = 0, copied_in_ = 0;
+  bool copied_ = false;
   std::vector<std::pair<std::ptrdiff_t, std::function<void()>>> copies_;  // in flight
   std::vector<std::size_t> waiting_;
 };

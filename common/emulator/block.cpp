@@ -7,8 +7,9 @@
 namespace attn::emulator {
 namespace {
 
-// Turns of threads in a row that end before an atomic: more than that is a deadlock.
-constexpr std::size_t kMaxSpins = 1'000'000;
+// Turns of threads in a row that end before an atomic: after many, more blocks start; more than
+// kMaxSpins are a deadlock. A time slice that is used up counts for as many as take as long.
+constexpr std::size_t kMaxSpins = 1'000'000, kManySpins = 20'000, kSpinsOfSlice = 16'384;
 
 }  // namespace
 
@@ -18,16 +19,18 @@ std::string Index3::text() const {
 }
 
 Block::Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_t seed, Grid& grid,
-             std::size_t slot)
+             std::size_t slot, std::size_t first_number)
     : index_(index),
       extent_(extent),
       random_{seed},
       grid_(grid),
       slot_(slot),
+      first_number_(first_number),
       shared_bytes_(shared_bytes),
       threads_(extent.count()),
       warps_((extent.count() + kWarpSize - 1) / kWarpSize),
       registers_((extent.count() + kWarpgroupSize - 1) / kWarpgroupSize),
+      products_(registers_.size()),
       product_numbers_(warps_.size(), AsyncQueue::kNobody) {
   // Fresh shared memory holds whatever the last block left: NaN bytes stand for "anything".
   const std::size_t bytes = shared_bytes + kGuardBytes;
@@ -36,10 +39,12 @@ Block::Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_
   for (const StaticShared& v : grid.variables)
     variables_.resize(variables_.size() + v.bytes, std::byte{0xFF});
   if (find_races && grid.kernel.instrumented) {
-    if (!grid.races)
-      own_races_ = std::make_unique<Races>(
-          threads_.size(), [this](std::size_t t, std::uint32_t) { return name(t); });
-    races_ = grid.races ? &grid.races->races : own_races_.get();
+    if (!grid.races) {
+      own_races_ =
+          std::make_unique<Races>([this](std::size_t t, std::uint32_t) { return name(t); });
+      own_races_->add_threads(threads_.size());
+    }
+    races_ = grid.races ? grid.races.get() : own_races_.get();
     shared_name_ = [this](std::size_t byte) { return shared_name(byte); };
   }
   looks_closer_ = !grid.variables.empty() || grid.races;
@@ -103,14 +108,18 @@ void Block::begin_turn() {
   const Thread& thread = threads_[running_];
   stack_ = thread.stack;
   threadIdx = thread.index;
-  spins_ = false;
+  spins_ = slice_ = false;
+  reads_left = kSlice;
 }
 
 // The thread that runs stops, or has ended: who goes on. The host does after the last turn.
 Fiber& Block::end_turn() {
   --turns_;
-  grid_.spins = spins_ ? grid_.spins + 1 : 0;
-  if (grid_.spins > kMaxSpins) fail_later(spin_text(running_));
+  grid_.spins = spins_ ? grid_.spins + 1 : slice_ ? grid_.spins : 0;
+  grid_.slices = slice_ ? grid_.slices + 1 : spins_ ? grid_.slices : 0;
+  grid_.wants_more = grid_.spins + kSpinsOfSlice * grid_.slices > kManySpins && grid_.waiting > 0;
+  if (grid_.spins + kSpinsOfSlice * grid_.slices > kMaxSpins) fail_later(spin_text(running_));
+  if (grid_.wants_more) return host_;
   if (std::exchange(paused_, false) && random_.below(2) == 0) return host_;  // other blocks first
   if (!choose()) return host_;
   begin_turn();
@@ -125,15 +134,29 @@ void Block::finish() {
   }
   check_shared_guard();
   check_whole_warpgroups();
+  check_barriers();
+  check_unawaited();
+  check_registers_given();
+  if (races_)
+    if (const std::string* race = races_->different_values()) throw KernelError(*race);
   if (own_races_)
     if (const auto line = own_races_->never_written()) throw KernelError(*line);
+  for (Thread& t : threads_)
+    for (auto& result : t.work.results) grid_.results.push_back(std::move(result.second));
 }
 
 void Block::abandon() {
   if (!failure_) failure_ = std::make_exception_ptr(Abandoned{});
   bring_variables();
   for (std::size_t t = 0; t < threads_.size(); ++t)
-    while (threads_[t].state != State::kExited) resume(t);
+    while (threads_[t].state != State::kExited) {
+      // In ordinary code nothing can be thrown: it would go on for ever.
+      if (threads_[t].state == State::kLost) {
+        threads_[t].fiber.forget();
+        break;
+      }
+      resume(t);
+    }
 }
 
 void Block::thread_main(Thread& self) {
@@ -145,6 +168,9 @@ void Block::thread_main(Thread& self) {
   }
   self.state = State::kExited;
   ++exited_;
+  // From sm_70 on threads that have left do not count at a barrier of the block.
+  if (!failure_ && !barrier_.empty() && barrier_.size() + exited_ == threads_.size())
+    open_block_barrier();
 }
 
 // Called by the host, who goes on after the step's last turn.
@@ -189,6 +215,22 @@ void Block::pause() {
   stop();
 }
 
+// A loop around a plain word, which another thread is to change, does not end by itself.
+void Block::end_slice(const void* caller, bool waits) noexcept {
+  if (internal_) return;
+  Thread& self = threads_[running_];
+  if (!failure_) {
+    self.what = "ordinary reads", self.place = {}, self.slice = Where(caller);
+    slice_ = waits;
+    if (waits) atomic_yields_ = kMaxAtomicYields;  // perhaps for the late warp
+    pause();
+  }
+  if (!failure_ || !waits) return;
+  self.state = State::kLost;
+  Fiber& host = host_;
+  threads_[running_].fiber.go_on_with(host);
+}
+
 void Block::make_ready(std::size_t t) {
   threads_[t].state = State::kReady;
   (t / kWarpSize == late_warp_ ? late_ : ready_).push_back(t);
@@ -227,18 +269,22 @@ void Block::wait_block(const char* what, Place place) {
          "while " + name(barrier_.front()) + " waits in another one, at " +
              threads_[barrier_.front()].place.text() + ": a divergent barrier");
   arrive(meeting_, running_);
-  if (barrier_.size() + 1 < threads_.size()) {
-    barrier_.push_back(running_);
-    return suspend(what, place);
-  }
-  const auto known = std::make_shared<const Epochs>(std::exchange(meeting_, {}).known);
+  barrier_.push_back(running_);
+  if (barrier_.size() + exited_ < threads_.size()) return suspend(what, place);
+  barrier_.pop_back();
+  go_on(open_block_barrier(), running_);
+}
+
+std::shared_ptr<const Epochs> Block::open_block_barrier() {
+  auto known = std::make_shared<const Epochs>(std::exchange(meeting_, {}).known);
   for (std::size_t t : barrier_) {
     go_on(known, t);
     make_ready(t);
   }
-  go_on(known, running_);
-  if (races_) races_->all_met(shadow_);
+  // Those who have left know of nothing more, and do nothing.
+  if (races_ && exited_ == 0) races_->all_met(shadow_);
   barrier_.clear();
+  return known;
 }
 
 void Block::named_barrier(const char* what, Place place, std::size_t id, std::size_t count,
@@ -255,8 +301,11 @@ void Block::named_barrier(const char* what, Place place, std::size_t id, std::si
          "for " + std::to_string(count) + " threads, while others wait there for " +
              std::to_string(barrier.count));
   barrier.count = count;
+  if (barrier.arrivals.empty()) barrier.arrivals.resize(threads_.size());
+  ++barrier.arrivals[running_];
   arrive(barrier.meeting, running_);
-  if (++barrier.arrived < count) {
+  if (++barrier.arrived == count) require_whole_warps(what, place, barrier);
+  if (barrier.arrived < count) {
     if (!wait) return let_others_run(what, place);
     barrier.waiting.push_back(running_);
     return suspend(what, place);
@@ -269,6 +318,23 @@ void Block::named_barrier(const char* what, Place place, std::size_t id, std::si
   if (wait) go_on(known, running_);
   barrier = {};
   if (!wait) let_others_run(what, place);
+}
+
+// A GPU counts 32 for a warp, however many of its lanes arrive. PTX ISA, "barrier{.cta}".
+void Block::require_whole_warps(const char* what, Place place, const Named& barrier) const {
+  for (std::size_t first = 0; first < threads_.size(); first += kWarpSize) {
+    const std::size_t end = std::min(first + kWarpSize, threads_.size());
+    const auto times = [&](std::size_t t) { return barrier.arrivals[t]; };
+    std::size_t lanes = 0, most = 0;
+    for (std::size_t t = first; t < end; ++t)
+      lanes += times(t) > 0, most = std::max<std::size_t>(most, times(t));
+    for (std::size_t t = first; t < end; ++t)
+      if (lanes > 0 && times(t) != most && threads_[t].state != State::kExited)
+        fail(what, place,
+             "while of the warp of " + name(first) + " " + std::to_string(lanes) + " of " +
+                 std::to_string(end - first) +
+                 " lanes have arrived: the barrier takes whole warps, and counts 32 for each");
+  }
 }
 
 void Block::mbarrier_init(const char* what, Place place, const void* at, std::size_t count) {
@@ -288,7 +354,8 @@ void Block::mbarrier_arrive(const char* what, Place place, const void* at, std::
   MBarrier& barrier = mbarrier_of(what, place, at);
   access(Kind::atomic, what, place, at, sizeof(std::uint64_t));
   if (barrier.all_arrived()) end_phase(barrier);
-  if (barrier.all_arrived()) fail(what, place, "once more than the barrier counts in a phase");
+  if (barrier.all_arrived())
+    fail(what, place, "once more than the barrier counts in a phase: " + barrier_text(at));
   arrive(barrier.meeting, running_);
   if (barrier.arrive(bytes)) end_phase(barrier);
   let_others_run(what, place);
@@ -308,8 +375,10 @@ void Block::mbarrier_copy(const char* what, Place place, const void* at, void* t
   if (races_) {
     const std::uint32_t epoch = barrier.phase() + 1;
     Races::Access writes = async(barrier.who, epoch, Kind::write, what, place);
+    writes.proxy = Space::shared;
     async_access(writes, to, bytes);
     Races::Access reads = async(barrier.who, epoch, Kind::read, what, place);
+    reads.proxy = Space::global;
     if (grid_.races)
       source([&](const void* first, std::size_t n) { async_access(reads, first, n); });
   }
@@ -328,8 +397,11 @@ void Block::mbarrier_wait(const char* what, Place place, const void* at, unsigne
     end_phase(barrier);
     if (barrier.phase() % 2 != parity) break;
     barrier.wait(running_);
+    threads_[running_].barrier = at;
     suspend(what, place);
+    threads_[running_].barrier = nullptr;
   }
+  barrier.note_wait();
   go_on(barrier.ended, running_);
 }
 
@@ -417,6 +489,10 @@ void Block::fail_later(const std::string& line) noexcept {
 }
 
 std::string Block::spin_text(std::size_t t) const {
+  if (slice_)
+    return "deadlock: " + thread_name(t) + " reads at " + threads_[t].slice.text() +
+           " for ever, and no other thread can come to anything else; " +
+           std::to_string(grid_.waiting) + " blocks have not started";
   return "deadlock: " + thread_name(t) + " spins on " + threads_[t].what + " at " +
          threads_[t].place.text() + ", and in " + std::to_string(kMaxSpins) +
          " turns no thread has come to anything else; " + std::to_string(grid_.waiting) +
@@ -427,7 +503,9 @@ std::string Block::deadlock_text() const {
   const auto waits = [](const Thread& t) {
     return t.state == State::kWaiting || t.state == State::kPolling;
   };
-  const Thread& first = *std::find_if(threads_.begin(), threads_.end(), waits);
+  const auto one = std::find_if(threads_.begin(), threads_.end(), waits);
+  if (one == threads_.end()) return "deadlock: no thread of block " + index_.text() + " can go on";
+  const Thread& first = *one;
   const auto elsewhere = std::find_if(threads_.begin(), threads_.end(), [&](const Thread& t) {
     return waits(t) && !(t.place == first.place);
   });
@@ -435,10 +513,54 @@ std::string Block::deadlock_text() const {
                      " waits in " + first.what + " at " + first.place.text() + "; " +
                      std::to_string(exited_) + " of " + std::to_string(threads_.size()) +
                      " threads have exited";
+  if (first.barrier) text += "; " + barrier_text(first.barrier);
   if (elsewhere != threads_.end())
     text += ", thread " + elsewhere->index.text() + " waits in " + elsewhere->what + " at " +
             elsewhere->place.text();
+  if (elsewhere != threads_.end() && elsewhere->barrier && elsewhere->barrier != first.barrier)
+    text += "; " + barrier_text(elsewhere->barrier);
   return text;
+}
+
+// "full[1] is in phase 3: 31 of 32 threads have arrived, 128 bytes announced, 112 of them in flight".
+std::string Block::barrier_text(const void* at) const {
+  const auto it = mbarriers_.find(at);
+  if (it == mbarriers_.end()) return "an mbarrier that nobody has initialised";
+  const MBarrier& barrier = it->second;
+  const auto byte = shared_byte(at);
+  std::string text = "mbarrier " + (byte ? word_name(*byte) : std::string("?")) + " is in phase " +
+                     std::to_string(barrier.phase()) + ": " + std::to_string(barrier.arrived()) +
+                     " of " + std::to_string(barrier.count()) + " threads have arrived";
+  const std::ptrdiff_t in_flight = barrier.in_flight(), missing = barrier.missing_bytes();
+  if (in_flight == 0 && missing == 0) return text;
+  return text + ", " + std::to_string(in_flight + missing) + " bytes are announced, " +
+         std::to_string(in_flight) + " in flight";
+}
+
+// A barrier that is left in the middle of a phase has got an arrival too many or too few, a phase
+// or more before; a copy for which nobody has waited may write to the next block's shared memory.
+void Block::check_barriers() const {
+  for (const auto& [at, barrier] : mbarriers_) {
+    const std::string where = "block " + index_.text() + " ends ";
+    if (barrier.copies_unawaited())
+      throw KernelError(where + "before anybody has waited for copies to shared memory: " +
+                        barrier_text(at));
+    if (barrier.arrived() != 0 && !barrier.all_arrived())
+      throw KernelError(where + "in the middle of a phase: " + barrier_text(at) +
+                        ", so there was an arrival too many or too few");
+  }
+}
+
+// What a thread leaves in flight when it ends.
+void Block::check_unawaited() const {
+  for (std::size_t t = 0; t < threads_.size(); ++t) {
+    const AsyncWork& work = threads_[t].work;
+    const char* what = work.copies.pending()     ? "cp_async copies without cp_async_wait"
+                       : work.stores.pending()   ? "a TMA store without tma_store_wait"
+                       : work.products.pending() ? "wgmma without wgmma_wait"
+                                                 : nullptr;
+    if (what) throw KernelError(thread_name(t) + " ends with " + what);
+  }
 }
 
 }  // namespace attn::emulator

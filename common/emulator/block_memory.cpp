@@ -22,6 +22,15 @@ std::optional<std::size_t> Block::shared_byte(const void* at) const {
   return std::nullopt;
 }
 
+// "full[1]", or "at byte 8 of shared memory" of a word that has no name.
+std::string Block::word_name(std::size_t byte) const {
+  if (byte >= variables_.size() && members_)
+    for (const Member& m : *members_)
+      if (const std::size_t inside = byte - variables_.size() - m.offset; inside < m.bytes)
+        return m.element(inside);
+  return "at byte " + std::to_string(byte) + " of shared memory";
+}
+
 std::string Block::shared_name(std::size_t byte) const {
   for (const StaticShared& v : grid_.variables) {
     if (byte < v.bytes)
@@ -35,14 +44,14 @@ std::string Block::shared_name(std::size_t byte) const {
   return text;
 }
 
-void Block::access_shared(Kind kind, const char* what, const Where& where, std::size_t byte,
-                          std::size_t bytes) noexcept {
+void Block::access_shared(Kind kind, const char* what, const Where& where, const void* at,
+                          std::size_t byte, std::size_t bytes) noexcept {
   if (!races_ || internal_ || failure_) return;
   try {
     if (kind == Kind::read && races_->read_before(number(running_), where, shadow_, byte, bytes))
       return;
     const std::size_t size = std::min(bytes, variables_.size() + shared_bytes_ - byte);
-    Races::Access now = races_->by_thread(number(running_), kind, what, where);
+    Races::Access now = races_->by_thread(number(running_), kind, what, where, at);
     if (const std::string* race = races_->touch(now, {shadow_, shared_name_}, byte, size))
       fail_later(*race);
   } catch (const std::exception& e) {
@@ -54,10 +63,17 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
                          std::size_t bytes) noexcept {
   if (internal_ || failure_) return;
   try {
-    if (!threads_[running_].work.held.empty()) check_registers(kind, where, at, bytes);
-    if (on_stack(at)) return;
+    AsyncWork& mine = threads_[running_].work;
+    if (!mine.held.empty()) check_registers(kind, where, at, bytes);
+    if (on_stack(at)) {
+      if (kind == Kind::write && mine.registers_fenced &&
+          mine.writes.size() < AsyncWork::kMaxWrites)
+        mine.writes.push_back({static_cast<const std::byte*>(at), bytes, where});
+      return;
+    }
     if (!grid_.variables.empty())
-      if (const auto byte = shared_byte(at)) return access_shared(kind, what, where, *byte, bytes);
+      if (const auto byte = shared_byte(at))
+        return access_shared(kind, what, where, at, *byte, bytes);
     if (kind != Kind::read && grid_.statics.hold(at))
       if (const std::string variable = local_variable(at); !variable.empty())
         return fail_later(running_name() + " writes to " + variable + " at " + where.text() +
@@ -71,7 +87,7 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
       if (kind == Kind::read &&
           races_->read_before(number(running_), where, buffer->shadow(), first, bytes))
         return;
-      Races::Access now = races_->by_thread(number(running_), kind, what, where);
+      Races::Access now = races_->by_thread(number(running_), kind, what, where, at);
       if (const std::string* race =
               races_->touch(now, {buffer->shadow(), buffer->byte_name()}, first, bytes))
         fail_later(*race);
@@ -161,12 +177,14 @@ void Block::atomic(const char* what, Place place, const void* at, std::size_t by
   }
   const bool loads = acquires && !releases;
   access(loads ? Kind::atomic_read : Kind::atomic, what, place, at, bytes);
-  if (grid_.races && !shared_byte(at))
-    grid_.races->atomic(number(running_), at, releases, acquires);
+  if (races_ && shared_byte(at))
+    races_->atomic(number(running_), shared_words_[at], Races::Scope::block, releases, acquires);
+  else if (grid_.races)
+    races_->atomic(number(running_), races_->place(at), Races::Scope::gpu, releases, acquires);
 }
 
-void Block::fence_global() {
-  if (grid_.races) grid_.races->fence(number(running_));
+void Block::fence(Races::Scope scope) {
+  if (races_) races_->fence(number(running_), scope);
 }
 
 void Block::check_shared_guard() const {
@@ -201,8 +219,8 @@ void Block::copy_wait(std::size_t pending) {
     races_->copies_done(number(running_), copies.who, done);
 }
 
-void Block::store_async(const char* what, Place place, std::function<void()> work,
-                        const BlockList& operands, const BlockList& results) {
+void Block::store_async(const char* what, Place place, std::function<Write()> read,
+                        Kind results_kind, const BlockList& operands, const BlockList& results) {
   AsyncWork& mine = threads_[running_].work;
   // Who wrote has to fence, then a barrier, then this thread may store: races_ knows. Else, at
   // least somebody has to.
@@ -211,36 +229,67 @@ void Block::store_async(const char* what, Place place, std::function<void()> wor
   if (races_) {
     const std::uint32_t group = mine.stores.open_group();
     Races::Access reads = async(mine.stores.who, group, Kind::read, what, place);
-    reads.proxy = true;
+    reads.proxy = Space::shared;
     operands([&](const void* first, std::size_t bytes) { async_access(reads, first, bytes); });
-    Races::Access writes = async(mine.written, group, Kind::write, what, place);
+    Races::Access writes = async(mine.written, group, results_kind, what, place);
+    writes.proxy = Space::global;
     writes.unwaited = true;
     if (grid_.races)
       results([&](const void* first, std::size_t bytes) { async_access(writes, first, bytes); });
   }
   const Internal internal(internal_);
-  mine.stores.add(std::move(work));
+  mine.stores.add([&mine, group = mine.stores.open_group(), read = std::move(read)] {
+    Write write = read();
+    if (early_copies)
+      write();
+    else
+      mine.results.emplace_back(group, std::move(write));
+  });
 }
 void Block::store_commit() {
   threads_[running_].work.stores.commit();
   threads_[running_].work.fences = fences_;
 }
-void Block::store_wait(std::size_t pending) {
-  AsyncQueue& stores = threads_[running_].work.stores;
+void Block::store_wait(std::size_t pending, bool written) {
+  AsyncWork& mine = threads_[running_].work;
   const Internal internal(internal_);
-  const std::uint32_t done = stores.wait(pending);
-  if (races_ && stores.who != AsyncQueue::kNobody)
-    races_->order().learn(number(running_), stores.who, done);
+  const std::uint32_t done = mine.stores.wait(pending);
+  if (written)
+    std::erase_if(mine.results, [&](const auto& result) {
+      if (result.first <= done) result.second();
+      return result.first <= done;
+    });
+  if (!races_) return;
+  Order& order = races_->order();
+  if (mine.stores.who != AsyncQueue::kNobody) order.learn(number(running_), mine.stores.who, done);
+  if (written && mine.written != AsyncQueue::kNobody)
+    order.learn(number(running_), mine.written, done);
 }
 
-void Block::fence_proxy() {
-  ++fences_;
-  if (races_) races_->fence_proxy(number(running_));
+void Block::fence_proxy(Space space) {
+  if (space == Space::shared) ++fences_;
+  if (races_) races_->order().fence_proxy(number(running_), space);
 }
 
 // ---- products ---------------------------------------------------------------------------------
 
-void Block::product_fence() { threads_[running_].work.registers_fenced = true; }
+void Block::product_fence() {
+  AsyncWork& mine = threads_[running_].work;
+  mine.registers_fenced = true;
+  mine.writes.clear();
+  looks_closer_ = looks_closer_ || races_;
+}
+
+// wgmma is one instruction of four warps: all of them run the same ones in the same order.
+void Block::check_same_product(Place place) {
+  std::vector<Place>& all = products_[running_ / kWarpgroupSize];
+  const std::size_t n = threads_[running_].work.issued;
+  if (n == all.size()) all.push_back(place);
+  if (!(all[n] == place))
+    fail("wgmma", place,
+         "as its number " + std::to_string(n + 1) + ", where another warp of its warpgroup runs "
+         "the one at " + all[n].text() + ": all four run the same ones in the same order");
+}
 
 void Block::product_async(Place place, Registers d, bool accumulate, Registers a,
                           std::function<void()> work, const BlockList& operands) {
@@ -249,18 +298,28 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
   if (!mine.registers_fenced) fail("wgmma", place, "without wgmma_fence since the last wait");
   if (!accumulate && !early_copies)
     std::memset(d.at, 0xFF, d.bytes);  // nobody knows what they hold until the wait
+  const auto written_since_fence = [&](Registers r) {
+    const auto* const first = static_cast<const std::byte*>(r.at);
+    for (const AsyncWork::Write& w : mine.writes)
+      if (w.at < first + r.bytes && first < w.at + w.bytes)
+        fail("wgmma", place,
+             "on a register that was written at " + w.where.text() +
+                 ", after wgmma_fence: the fence is for what was written before it");
+  };
+  if (accumulate) written_since_fence(d);
+  if (a.at) written_since_fence(a);
   const std::uint32_t group = mine.products.open_group();
-  looks_closer_ = looks_closer_ || races_;
   if (races_)
     mine.held.push_back({static_cast<const std::byte*>(d.at), d.bytes, true, group, place});
   if (races_ && a.at)
     mine.held.push_back({static_cast<const std::byte*>(a.at), a.bytes, false, group, place});
+  if (lane() == 0) check_same_product(place);
   ++mine.issued;
   if (lane() == 0) {  // one instruction of all four warps: each has to know what was written
     std::optional<Races::Access> reads;
     if (races_) {
       reads = async(product_numbers_[running_ / kWarpSize], group, Kind::read, "wgmma", place);
-      reads->proxy = true;
+      reads->proxy = Space::shared;
     }
     operands([&](const void* first, std::size_t bytes) {
       if (reads) async_access(*reads, first, bytes);
@@ -310,6 +369,7 @@ unsigned Block::launched_registers() const {
 void Block::registers(const char* what, Place place, unsigned count, bool take) {
   const unsigned all = launched_registers() * static_cast<unsigned>(registers_.size());
   const unsigned mine = registers_[running_ / kWarpgroupSize];
+  ++threads_[running_].resized;
   if (const unsigned before = mine == 0 ? launched_registers() : mine;
       take ? count < before : count > before)
     fail(what, place,
@@ -322,6 +382,30 @@ void Block::registers(const char* what, Place place, unsigned count, bool take) 
          "for " + std::to_string(count) + " registers: its " + std::to_string(registers_.size()) +
              " warpgroups have " + std::to_string(sum) + " a lane then, and were launched with " +
              std::to_string(all));
+}
+
+// At the end of the block: whoever takes registers has got them only if somebody gave them.
+void Block::check_registers_given() const {
+  unsigned sum = 0;
+  bool any = false;
+  for (std::size_t g = 0; g < registers_.size(); ++g) {
+    const std::size_t first = g * kWarpgroupSize;
+    const std::size_t end = std::min(first + kWarpgroupSize, threads_.size());
+    for (std::size_t t = first; t < end; ++t)
+      if (threads_[t].resized != threads_[first].resized)
+        throw KernelError("setmaxnreg: " + thread_name(first) + " called it " +
+                          std::to_string(threads_[first].resized) + " times, " + name(t) + " " +
+                          std::to_string(threads_[t].resized) +
+                          ": all four warps of a warpgroup call it");
+    any = any || registers_[g] != 0;
+    sum += registers_[g] == 0 ? launched_registers() : registers_[g];
+  }
+  if (const unsigned all = launched_registers() * static_cast<unsigned>(registers_.size());
+      any && sum > all)
+    throw KernelError("block " + index_.text() + " has in the end " + std::to_string(sum) +
+                      " registers a lane in its " + std::to_string(registers_.size()) +
+                      " warpgroups, and was launched with " + std::to_string(all) +
+                      ": a GPU would wait for a setmaxnreg_dec that does not come");
 }
 
 }  // namespace attn::emulator

@@ -79,8 +79,8 @@ inline void __syncwarp(unsigned mask = ~0u, const char* file = __builtin_FILE(),
 [[noreturn]] inline void __trap(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   Block::current().fail("__trap", {file, line}, "which ends the kernel");
 }
-inline void __threadfence() { Block::current().fence_global(); }
-inline void __threadfence_block() {}
+inline void __threadfence() { Block::current().fence(Races::Scope::gpu); }
+inline void __threadfence_block() { Block::current().fence(Races::Scope::block); }
 
 // ---- shuffles and votes ---------------------------------------------------------------------
 template <class T>
@@ -88,6 +88,7 @@ struct ShuffleOperands {
   T value;
   int source;  // lane to read from
   T result;
+  bool from_nobody = false;
 };
 /// The one shuffle below the four of CUDA: lane l gets the value of lane `source`.
 template <class T>
@@ -95,9 +96,16 @@ T shuffle(const char* what, Place place, unsigned mask, T value, int source) {
   ShuffleOperands<T> mine{value, source, value};
   Block::current().wait_warp(what, place, mask, mine, [](auto& lanes) {
     for (auto* lane : lanes)
-      if (lane)
-        if (auto* from = lanes[static_cast<std::size_t>(lane->source)]) lane->result = from->value;
+      if (lane) {
+        auto* const from = lanes[static_cast<std::size_t>(lane->source)];
+        lane->from_nobody = !from;
+        if (from) lane->result = from->value;
+      }
   });
+  if (mine.from_nobody)
+    Block::current().fail(what, place,
+                          "with a mask that does not name lane " + std::to_string(source) +
+                              ", whose value it reads");
   return mine.result;
 }
 inline int lane_id() { return static_cast<int>(Block::current().lane()); }

@@ -8,6 +8,7 @@
 #include <boost/context/fiber.hpp>
 #include <boost/context/preallocated.hpp>
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -52,6 +53,8 @@ class Fiber {
   /// the fiber that goes on when it has ended.
   template <class Body>
   void start(std::byte* stack, Body body) {
+    // A variable that nobody has set is NaN, or -1: mostly a register, which holds anything.
+    std::memset(stack + Stacks::kBytes - kPoisoned, 0xFF, kPoisoned);
     boost::context::stack_context context;
     context.sp = stack + Stacks::kBytes;
     context.size = Stacks::kBytes;
@@ -69,6 +72,9 @@ class Fiber {
         });
   }
 
+  /// It stops where it is, for good: what its stack holds is lost.
+  void forget() { new boost::context::fiber(std::move(stopped_)); }
+
   /// Called by the one that runs: stops here and goes on with `next`, until somebody goes on with
   /// this one.
   void go_on_with(Fiber& next) {
@@ -79,6 +85,8 @@ class Fiber {
   }
 
  private:
+  // Of the stack's end, where a kernel's variables mostly lie: more takes longer than the kernel.
+  static constexpr std::size_t kPoisoned = 4096;
   struct StackIsNotOurs {
     void deallocate(boost::context::stack_context&) noexcept {}
   };

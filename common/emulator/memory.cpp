@@ -49,29 +49,4 @@ std::size_t GlobalBuffer::offset(const void* at) const {
   return static_cast<std::size_t>(static_cast<const std::byte*>(at) - data_);
 }
 
-void GridRaces::start_block(std::size_t first, std::size_t count, std::uint32_t block) {
-  races.start_block(first, count, block);
-  for (std::size_t t = first; t < first + count; ++t) fenced[t] = nullptr, seen[t] = {};
-}
-
-void GridRaces::fence(std::size_t t) {
-  Order& order = races.order();
-  order.take(t, std::make_shared<const Epochs>(seen[t].known));
-  Meeting all;
-  order.give(t, all);
-  fenced[t] = std::make_shared<const Epochs>(std::move(all.known));
-}
-
-void GridRaces::atomic(std::size_t t, const void* at, bool releases, bool acquires) {
-  Order& order = races.order();
-  Meeting& place = places[at];
-  Order::join(seen[t].known, place.known);
-  if (acquires) order.take(t, std::make_shared<const Epochs>(place.known));
-  if (acquires && !releases) return;               // a load tells nobody anything
-  if (releases && !acquires) place.known.clear();  // a store: what was released before is gone
-  if (fenced[t]) Order::join(place.known, *fenced[t]);
-  if (releases) order.give(t, place);
-  place.last = nullptr;
-}
-
 }  // namespace attn::emulator

@@ -1,11 +1,9 @@
 /// \file
-/// What memory a kernel has: names of what lies in shared memory, the buffers in global memory,
-/// and, to find races between blocks, what was released and acquired there.
+/// What memory a kernel has: names of what lies in shared memory, and the buffers in global memory.
 #pragma once
 
 #include <array>
 #include <cstddef>
-#include <map>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -57,25 +55,6 @@ class GlobalBuffer {
   std::size_t bytes_;
   Shadow shadow_{true};
   Races::Name byte_name_;
-};
-
-/// The races of all resident blocks in global memory. Source: CUDA C++ Programming Guide, "Memory
-/// Fence Functions": what a thread knows before its fence is known to whoever reads, and then
-/// fences, what it stores after it by an atomic.
-struct GridRaces {
-  GridRaces(std::size_t threads, Races::ThreadName thread)
-      : races(threads, std::move(thread)), fenced(threads), seen(threads) {}
-  Races races;
-  std::map<const void*, Meeting> places;  // what is known to whoever acquires there
-  // Of each thread: what it knew at its last fence.
-  std::vector<std::shared_ptr<const Epochs>> fenced;
-  std::vector<Meeting> seen;  // what it will know at its next one
-  /// From here on threads `first` and on are those of another block.
-  void start_block(std::size_t first, std::size_t count, std::uint32_t block);
-  void fence(std::size_t t);
-  /// Thread t reads and changes `at` in one go. `releases`, `acquires`: without a fence of its own.
-  /// What only acquires is a load, what only releases a store.
-  void atomic(std::size_t t, const void* at, bool releases, bool acquires);
 };
 
 }  // namespace attn::emulator

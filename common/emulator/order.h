@@ -4,12 +4,13 @@
 /// race. Source: Flanagan and Freund, "FastTrack: Efficient and Precise Dynamic Race Detection"
 /// (PLDI 2009), sections 2 and 3.
 ///
-/// Everybody who does things has a number: threads from 0 on; then, as they come up, the copies
-/// that one barrier counts, one thread's groups of cp.async, and so on. What is done falls into
-/// epochs 1, 2, ... of whoever does it.
+/// Everybody who does things has a number: the threads of each resident block, and, as they come
+/// up, the copies that one barrier counts, one thread's groups of cp.async, and so on. What is done
+/// falls into epochs 1, 2, ... of whoever does it.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -29,17 +30,33 @@ struct Meeting {
   std::shared_ptr<const Epochs> last;
 };
 
+/// What instructions of the async proxy access: shared memory or global memory. A fence may be for
+/// one of them, or for both.
+enum class Space : std::uint8_t { shared, global };
+
 class Order {
  public:
-  explicit Order(std::size_t threads)
-      : threads_(threads),
-        next_(threads),
-        own_(threads, 1),
-        first_(threads, 1),
-        known_(threads, start()) {}
-
   /// A number for somebody more.
   std::size_t add(std::size_t count = 1) { return std::exchange(next_, next_ + count); }
+  /// Numbers for the threads of a block more: the first.
+  std::size_t add_threads(std::size_t count) {
+    const std::size_t first = add(count);
+    own_.resize(next_, 1);
+    first_.resize(next_, 1);
+    known_.resize(next_, start());
+    block_.resize(next_, 0);
+    blocks_.push_back({first, count, {}});
+    std::fill(block_.end() - static_cast<std::ptrdiff_t>(count), block_.end(),
+              static_cast<std::uint32_t>(blocks_.size()));
+    return first;
+  }
+  /// Whether both are threads of one warp.
+  bool one_warp(std::size_t a, std::size_t b) const {
+    if (!is_thread(a) || !is_thread(b) || block_[a] != block_[b]) return false;
+    const std::size_t first = blocks_[block_[a] - 1].first;
+    return (a - first) / 32 == (b - first) / 32;
+  }
+  bool is_thread(std::size_t who) const { return who < block_.size() && block_[who] != 0; }
   /// The epoch of what thread t does now.
   std::uint32_t now(std::size_t t) const { return own_[t]; }
   /// From here on thread t is another one, that knows nothing, not even of its predecessor.
@@ -78,16 +95,36 @@ class Order {
       known_[t] = std::make_shared<const Epochs>(std::move(both));
     }
   }
-  /// All that thread t knows of the threads, and has done, is known of numbers `first` and on
-  /// instead as well.
-  void repeat(std::size_t t, std::size_t first) {
+  /// `fence.proxy.async` of thread t: what it knows of the threads, and has done, is known of their
+  /// proxies as well. PTX ISA, "Causality order": a proxy fence anywhere on the path from one access
+  /// to the other puts them in order, by whichever thread.
+  void fence_proxy(std::size_t t, Space space) {
     Epochs more = *known_[t];
-    for (std::size_t i = 0; i < threads_; ++i) {
-      const std::uint32_t epoch = i == t ? own_[t] : i < known_[t]->size() ? (*known_[t])[i] : 0;
-      set(more, first + i, std::max(epoch, first + i < more.size() ? more[first + i] : 0));
+    const std::uint32_t of_itself = t < more.size() ? more[t] : 0;
+    set(more, t, own_[t]);
+    for (Threads& block : blocks_) {
+      const auto known = [&](std::size_t i) { return i < more.size() ? more[i] : 0; };
+      const auto any = [&] {
+        for (std::size_t i = block.first; i < block.first + block.count; ++i)
+          if (known(i) != 0) return true;
+        return false;
+      };
+      if (!any()) continue;
+      std::size_t& proxies = block.proxies[static_cast<std::size_t>(space)];
+      if (proxies == 0) proxies = add(block.count);
+      for (std::size_t i = 0; i < block.count; ++i)
+        if (const std::uint32_t epoch = known(block.first + i); epoch > known(proxies + i))
+          set(more, proxies + i, epoch);
     }
+    more[t] = of_itself;
     known_[t] = std::make_shared<const Epochs>(std::move(more));
     ++own_[t];
+  }
+  /// Whether thread t knows of a proxy fence after epoch `epoch` of thread `who`.
+  bool knows_fenced(std::size_t t, std::size_t who, std::uint32_t epoch, Space space) const {
+    const Threads& block = blocks_[block_[who] - 1];
+    const std::size_t proxies = block.proxies[static_cast<std::size_t>(space)];
+    return proxies != 0 && knows(t, proxies + (who - block.first), epoch);
   }
 
   static void set(Epochs& e, std::size_t who, std::uint32_t epoch) {
@@ -111,11 +148,18 @@ class Order {
     return true;
   }
 
-  std::size_t threads_, next_;
+  struct Threads {  // of one resident block after the other
+    std::size_t first, count;
+    std::array<std::size_t, 2> proxies;  // by Space: the number of the first one's, once it has one
+  };
+  // The vectors below are by number, those of threads alone mean something.
+  std::size_t next_ = 0;
   Epochs own_;    // the epoch of what each thread does now
   Epochs first_;  // the first that is not a predecessor's
   // Of each thread, but for its own; often one for all.
   std::vector<std::shared_ptr<const Epochs>> known_;
+  std::vector<std::uint32_t> block_;  // 1 + the index in blocks_; 0: not a thread
+  std::vector<Threads> blocks_;
 };
 
 }  // namespace attn::emulator

@@ -183,8 +183,21 @@ std::size_t launch_bounds(const void* function) {
   return 0;
 }
 
+namespace {
+std::string ask_addr2line(std::uintptr_t offset);
+}
+
 std::string line_of(std::uintptr_t return_address) {
   const std::uintptr_t offset = return_address - 1 - loaded().base;  // the call is before it
+  // To start addr2line takes longer than most launches.
+  static thread_local std::map<std::uintptr_t, std::string> known;
+  const auto [line, is_new] = known.try_emplace(offset);
+  if (is_new) line->second = ask_addr2line(offset);
+  return line->second;
+}
+
+namespace {
+std::string ask_addr2line(std::uintptr_t offset) {
   char text[4096];
   std::snprintf(text, sizeof text, "addr2line -i -e /proc/%d/exe 0x%zx 2>/dev/null",
                 static_cast<int>(getpid()), static_cast<std::size_t>(offset));
@@ -210,6 +223,7 @@ std::string line_of(std::uintptr_t return_address) {
   std::snprintf(text, sizeof text, "program+0x%zx", static_cast<std::size_t>(offset));
   return text;
 }
+}  // namespace
 
 std::string place_text(const std::string& path, long line) {
   auto cut = path.find_last_of('/');

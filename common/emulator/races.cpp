@@ -2,20 +2,45 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 namespace attn::emulator {
 
-Races::Races(std::size_t threads, ThreadName thread)
-    : thread_(std::move(thread)),
-      block_(threads),
-      order_(threads),
-      threads_(threads),
-      events_(1),
-      recent_(threads) {}
+std::size_t Races::add_threads(std::size_t count) {
+  const std::size_t first = order_.add_threads(count);
+  block_.resize(first + count);
+  recent_.resize(first + count);
+  fences_.resize(first + count);
+  return first;
+}
 
-void Races::fence_proxy(std::size_t t) {
-  if (proxies_ == 0) proxies_ = order_.add(threads_);
-  order_.repeat(t, proxies_);
+void Races::start_block(std::size_t first, std::size_t count, std::uint32_t block) {
+  for (std::size_t t = first; t < first + count; ++t) {
+    block_[t] = block;
+    fences_[t] = {};
+    order_.start_again(t);
+  }
+}
+
+void Races::fence(std::size_t t, Scope scope) {
+  Fences& mine = fences_[t];
+  order_.take(t, std::make_shared<const Epochs>(mine.seen.known));
+  Meeting all;
+  order_.give(t, all);
+  mine.block = std::make_shared<const Epochs>(std::move(all.known));
+  if (scope == Scope::gpu) mine.gpu = mine.block;
+}
+
+void Races::atomic(std::size_t t, Meeting& place, Scope scope, bool releases, bool acquires) {
+  Fences& mine = fences_[t];
+  Order::join(mine.seen.known, place.known);
+  if (acquires) order_.take(t, std::make_shared<const Epochs>(place.known));
+  if (acquires && !releases) return;               // a load tells nobody anything
+  if (releases && !acquires) place.known.clear();  // a store: what was released before is gone
+  if (const auto& fenced = scope == Scope::gpu ? mine.gpu : mine.block)
+    Order::join(place.known, *fenced);
+  if (releases) order_.give(t, place);
+  place.last = nullptr;
 }
 
 void Races::copies_done(std::size_t t, std::size_t who, std::uint32_t done) {
@@ -44,8 +69,8 @@ bool Races::ordered(const Access& before, const Access& now) const {
   return order_.knows(now.thread, before.who, before.epoch);
 }
 
-// Instructions that go on by themselves see what ordinary code and cp.async have written after a
-// fence only. PTX ISA, "Async proxy".
+// Between ordinary code, or cp.async, and what the async proxy does to the same bytes, there has to
+// be a fence. PTX ISA, "Async proxy".
 bool Races::unfenced(const Access& before, const Access& now) const {
   if (!now.proxy) return false;
   std::size_t who = before.who;
@@ -56,7 +81,22 @@ bool Races::unfenced(const Access& before, const Access& now) const {
     who = before.thread;
     epoch = copies->second[epoch - 1];
   }
-  return proxies_ == 0 || !order_.knows(now.thread, proxies_ + who, epoch);
+  return !order_.knows_fenced(now.thread, who, epoch, *now.proxy);
+}
+
+// Lanes of a warp that execute one store. PTX ISA, "Memory consistency model", leaves open which of
+// them is the last; that matters only if their values differ.
+bool Races::one_store(const Access& before, const Access& now) const {
+  return before.kind == Kind::write && now.kind == Kind::write && now.at &&
+         before.where.key() == now.where.key() && order_.one_warp(before.who, now.who);
+}
+
+const std::string* Races::different_values() {
+  if (!stored_) return nullptr;
+  const Stored s = *std::exchange(stored_, std::nullopt);
+  if (std::memcmp(s.now.at, s.value.data(), s.bytes) == 0) return nullptr;
+  error_ = text(s.before, s.now, (*s.name)(s.byte)) + ": two lanes store different values";
+  return &error_;
 }
 
 inline bool Races::conflicts_with(std::uint32_t number, const Access& now,
@@ -69,12 +109,20 @@ inline bool Races::conflicts_with(std::uint32_t number, const Access& now,
 // The access before this one that nothing puts in order with it, or nothing; and which of `bytes`
 // both are to.
 inline std::optional<Races::Event> Races::conflict(const Shadow& shadow, const Cell& cell,
-                                                   const Access& now, unsigned& bytes) const {
+                                                   const Access& now, unsigned& bytes,
+                                                   const Event*& same) const {
   if (!cell.writers) {
-    if (conflicts_with(cell.writer, now, shadow)) return event(cell.writer);
+    if (conflicts_with(cell.writer, now, shadow)) {
+      if (!one_store(event(cell.writer), now)) return event(cell.writer);
+      same = &event(cell.writer);
+    }
   } else {
     for (std::size_t b = 0; b < Cell::kBytes; ++b)
       if ((bytes >> b & 1) && conflicts_with(cell.writer_of(b), now, shadow)) {
+        if (one_store(event(cell.writer_of(b)), now)) {
+          same = &event(cell.writer_of(b));
+          continue;
+        }
         bytes = 1u << b;
         return event(cell.writer_of(b));
       }
@@ -98,7 +146,7 @@ std::optional<Races::Event> Races::reading(const Shadow& shadow, const Cell& cel
       for (std::uint64_t bits = r.threads.bits[half]; bits != 0; bits &= bits - 1) {
         before.who = r.first + 64 * half + static_cast<std::uint32_t>(std::countr_zero(bits));
         if (!by_itself(before)) before.thread = before.who;
-        if (ordered(before, now)) continue;
+        if (ordered(before, now) && !unfenced(before, now)) continue;
         bytes &= r.bytes();
         return before;
       }
@@ -153,6 +201,8 @@ inline void Races::note_write(Cell& cell, std::uint32_t number, unsigned bytes) 
 const std::string* Races::touch(Access& now, const Memory& memory, std::size_t first,
                                 std::size_t bytes) {
   constexpr std::size_t kBytes = Cell::kBytes;
+  if (const std::string* race = different_values()) return race;
+  const Event* same = nullptr;
   const std::size_t end = first + bytes;
   const Reader anywhere =
       reader_at(static_cast<std::uint32_t>(now.who), now.epoch, now.kind, now.where, 0);
@@ -163,7 +213,7 @@ const std::string* Races::touch(Access& now, const Memory& memory, std::size_t f
     if (begin < first) mask &= mask << (first - begin);
     if (begin + kBytes > end) mask &= Cell::kWhole >> (begin + kBytes - end);
     unsigned both = mask;
-    if (const auto before = conflict(memory.shadow, cell, now, both)) {
+    if (const auto before = conflict(memory.shadow, cell, now, both, same)) {
       error_ = text(*before, {now, block_[now.thread]},
                     memory.name(begin + static_cast<std::size_t>(std::countr_zero(both))));
       return &error_;
@@ -184,6 +234,10 @@ const std::string* Races::touch(Access& now, const Memory& memory, std::size_t f
       note_write(cell, number_of(now), mask);
     }
   }
+  if (same && bytes <= sizeof(Stored::value)) {
+    stored_ = Stored{*same, {now, block_[now.thread]}, &memory.name, first, bytes, {}};
+    std::memcpy(stored_->value.data(), now.at, bytes);
+  }
   return nullptr;
 }
 
@@ -198,11 +252,14 @@ std::string Races::done(const Event& event) const {
 
 std::string Races::text(const Event& before, const Event& now, const std::string& where) const {
   std::string s = "race: " + where + " was " + done(before) + " and then " + done(now);
-  if (ordered(before, now)) return s + " with no fence_proxy_async between";
+  if (ordered(before, now))
+    return s + (now.proxy == Space::global ? " with no fence_proxy_async_global between"
+                                           : " with no fence_proxy_async between");
   if (before.unwaited)
-    return s + ": tma_store_wait waits until shared memory has been read, and no longer";
+    return s + ": tma_store_wait waits until shared memory has been read, bulk_wait_group until "
+               "the result has been written";
   // Who issued it goes on at once, and knows that it is done after a wait.
-  if (before.who >= threads_ && !order_.knows(before.thread, before.who, before.epoch))
+  if (by_itself(before) && !order_.knows(before.thread, before.who, before.epoch))
     return s + " before a wait for it";
   if (before.block != now.block) return s + " with no release and acquire between";
   return s + " with no barrier between";

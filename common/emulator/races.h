@@ -131,13 +131,12 @@ class Races {
   /// and by the block that had it, "thread (3,0,0) of block (1,0,0)".
   using Name = std::function<std::string(std::size_t)>;
   using ThreadName = std::function<std::string(std::size_t thread, std::uint32_t block)>;
-  Races(std::size_t threads, ThreadName thread);
+  explicit Races(ThreadName thread) : thread_(std::move(thread)), events_(1) {}
   Order& order() { return order_; }
+  /// The threads of one more resident block: the number of the first.
+  std::size_t add_threads(std::size_t count);
   /// From here on these threads are those of another block.
-  void start_block(std::size_t first, std::size_t count, std::uint32_t block) {
-    std::fill_n(block_.begin() + static_cast<std::ptrdiff_t>(first), count, block);
-    for (std::size_t t = first; t < first + count; ++t) order_.start_again(t);
-  }
+  void start_block(std::size_t first, std::size_t count, std::uint32_t block);
 
   struct Memory {
     Shadow& shadow;
@@ -151,13 +150,15 @@ class Races {
     Kind kind;
     const char* what;  // an instruction, or null: ordinary code
     Where where;
-    bool proxy = false;        // reads by itself what ordinary code may have written: after a fence
-    bool unwaited = false;     // no wait says that it is done
-    std::uint32_t number = 0;  // of its event, once there is one
+    std::optional<Space> proxy = {};  // of the async proxy: after ordinary code, a fence is needed
+    bool unwaited = false;            // a wait with `.read` does not say that it is done
+    const void* at = nullptr;         // of ordinary code: the first byte
+    std::uint32_t number = 0;         // of its event, once there is one
   };
   /// Of thread t.
-  Access by_thread(std::size_t t, Kind kind, const char* what, const Where& where) const {
-    return {t, t, order_.now(t), kind, what, where};
+  Access by_thread(std::size_t t, Kind kind, const char* what, const Where& where,
+                   const void* at) const {
+    return {t, t, order_.now(t), kind, what, where, {}, false, at};
   }
   /// Whether a read by thread t needs no more than this: in this epoch it has read these bytes at
   /// this place before, or another thread has, and all know of what was written.
@@ -191,15 +192,29 @@ class Races {
   /// comes after it is a race, or not.
   std::optional<std::string> never_written() const { return never_written_; }
 
+  /// A line if two lanes of a warp have stored different values to one word by one instruction, or
+  /// null. The same value is no race.
+  const std::string* different_values();
+
   /// All threads have met that use this memory: whatever they did before is in order before all
   /// that follows.
   void all_met(Shadow& shadow) const {
     shadow.all_know = static_cast<std::uint32_t>(events_.size() - 1);
     ++shadow.meetings;
   }
-  /// `fence.proxy.async` of thread t: what it knows of, instructions that go on by themselves may
-  /// read.
-  void fence_proxy(std::size_t t);
+
+  /// `__threadfence_block` and `__threadfence` of thread t: what it knows before is known to whoever
+  /// reads, and then fences, what it stores after it by an atomic. Source: CUDA C++ Programming
+  /// Guide, "Memory Fence Functions".
+  enum class Scope { block, gpu };
+  void fence(std::size_t t, Scope scope);
+  /// Thread t reads and changes a word in one go, or only loads it (acquires alone) or only stores it
+  /// (releases alone). `place`: what is known to whoever acquires there; `scope`: from which fence on
+  /// an atomic without order of its own makes known. PTX ISA, "Release and acquire patterns": the
+  /// fence and the atomic are of one thread, so that others' fences before a barrier do not count.
+  void atomic(std::size_t t, Meeting& place, Scope scope, bool releases, bool acquires);
+  /// Of words in global memory.
+  Meeting& place(const void* at) { return places_[at]; }
 
  private:
   using Cell = Shadow::Cell;
@@ -219,7 +234,7 @@ class Races {
   // nothing of them.
   static constexpr std::uint32_t kAsync = 1u << 31;
 
-  bool by_itself(const Access& a) const { return a.who >= threads_; }
+  bool by_itself(const Access& a) const { return !order_.is_thread(a.who); }
   const Event& event(std::uint32_t number) const { return events_[number & ~kAsync]; }
   std::uint32_t number_of(Access& now);
   static Reader reader_at(std::uint32_t who, std::uint32_t epoch, Kind kind, const Where& where,
@@ -231,24 +246,37 @@ class Races {
   }
   bool conflicts_with(std::uint32_t before, const Access& now, const Shadow& shadow) const;
   std::optional<Event> conflict(const Shadow& shadow, const Cell& cell, const Access& now,
-                                unsigned& bytes) const;
+                                unsigned& bytes, const Event*& same) const;
   std::optional<Event> reading(const Shadow& shadow, const Cell& cell, const Access& now,
                                unsigned& bytes) const;
   void note_read(const Shadow& shadow, Cell& cell, Access& now, Reader reader);
   static void note_write(Cell& cell, std::uint32_t number, unsigned bytes);
   bool ordered(const Access& before, const Access& now) const;
   bool unfenced(const Access& before, const Access& now) const;
+  bool one_store(const Access& before, const Access& now) const;
   std::string done(const Event& event) const;
   std::string text(const Event& before, const Event& now, const std::string& where) const;
 
+  struct Stored {  // by a lane of a warp; another one stores to it by the same instruction
+    Event before, now;
+    const Name* name;
+    std::size_t byte, bytes;
+    std::array<std::byte, 16> value;
+  };
+  struct Fences {
+    std::shared_ptr<const Epochs> block, gpu;  // what it knew at its last fence of that scope
+    Meeting seen;                              // what it will know at its next one
+  };
   ThreadName thread_;
-  std::vector<std::uint32_t> block_;  // of each thread
   Order order_;
-  std::size_t threads_;
-  std::size_t proxies_ = 0;  // the number of thread 0's proxy, once there is one
+  // The vectors are by a thread's number.
+  std::vector<std::uint32_t> block_;
   std::vector<Event> events_;
   std::vector<Recents> recent_;
+  std::vector<Fences> fences_;
+  std::map<const void*, Meeting> places_;
   std::optional<std::string> never_written_;
+  std::optional<Stored> stored_;
   std::string error_;
   std::size_t replaced_ = 0;  // which reader of global memory makes room next
   // Of cp.async by number: in which epoch of its thread each group was waited for.

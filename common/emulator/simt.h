@@ -94,9 +94,9 @@ inline constexpr std::size_t kWarpSize = 32, kWarpgroupSize = 128;
 
 /// The seed of every schedule that follows on this thread of the host.
 inline thread_local constinit std::uint64_t schedule_seed = 0;
-/// Blocks that run interleaved. A kernel that waits for more blocks than that deadlocks, as on a
-/// GPU.
-inline thread_local constinit std::size_t resident_blocks = 4;
+/// Blocks that run interleaved; more where all of them wait, until there are as many as a GPU holds
+/// (0: one of 132 multiprocessors). A kernel that waits for more than that deadlocks, as on a GPU.
+inline thread_local constinit std::size_t resident_blocks = 4, most_resident_blocks = 0;
 /// Whether races are looked for: in shared memory; then also in global memory, within a block and
 /// between blocks.
 inline thread_local constinit bool find_races = false, find_global_races = false;
@@ -124,6 +124,10 @@ struct Random {
   }
 };
 
+/// Reads of ordinary code until the running thread has used up its time slice.
+inline constexpr int kSlice = 1 << 18;
+inline thread_local constinit int reads_left = kSlice;
+
 /// What a launch runs.
 struct Kernel {
   std::function<void()> run;       ///< one thread of it
@@ -139,11 +143,16 @@ struct Grid {
   std::vector<StaticShared> variables;  ///< the kernel's `__shared__` variables
   ThreadVariables statics;              ///< all of the program's
   /// Of all resident blocks, if those in global memory are looked for.
-  std::unique_ptr<GridRaces> races;
+  std::unique_ptr<Races> races;
   Stacks& stacks;
+  /// What TMA has still to write to global memory when its block has ended: the end of the kernel
+  /// alone says that it has.
+  std::vector<std::function<void()>> results;
   Block* inside = nullptr;  ///< whose bytes the variables hold
   std::size_t spins = 0;    ///< turns in a row that ended before an atomic, and nowhere else
+  std::size_t slices = 0;   ///< time slices in a row that have been used up
   std::size_t waiting = 0;  ///< blocks that have not started
+  bool wants_more = false;  ///< the resident blocks spin: perhaps for those that have not started
 };
 
 /// The block that runs now, or null; and the same if somebody wants to know what its threads read.
@@ -155,9 +164,10 @@ class Block {
   /// The block that runs now; kernels reach it through cuda_names.h.
   static Block& current() { return *running_block; }
 
-  /// Of the resident blocks it is number `slot`.
+  /// Of the resident blocks it is number `slot`; its threads' numbers begin at `first_number` where
+  /// the grid looks for races.
   Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_t seed, Grid& grid,
-        std::size_t slot);
+        std::size_t slot, std::size_t first_number);
   ~Block();
 
   /// Up to `turns` turns of threads, each until it waits. Whether there was any.
@@ -227,13 +237,17 @@ class Block {
                   std::function<void()> work);
   void copy_commit();
   void copy_wait(std::size_t pending);
-  /// A TMA store: what it reads of shared memory, and what it writes to global memory.
-  void store_async(const char* what, Place place, std::function<void()> work,
+  /// A TMA store, or a bulk reduction (`results_kind` atomic): what it reads of shared memory, and
+  /// what it writes to global memory. `read` reads, and returns what writes.
+  using Write = std::function<void()>;
+  void store_async(const char* what, Place place, std::function<Write()> read, Kind results_kind,
                    const BlockList& operands, const BlockList& results);
   void store_commit();
-  void store_wait(std::size_t pending);
+  /// Until all but the newest `pending` groups have read shared memory (`wait_group.read`) or, if
+  /// `written`, have also written global memory.
+  void store_wait(std::size_t pending, bool written);
   /// `fence.proxy.async`
-  void fence_proxy();
+  void fence_proxy(Space space);
   /// `wgmma`, this thread's part of it: `work` multiplies. It writes the accumulators `d`, adding
   /// to them or not, and reads the registers `a`, if any. `operands`: what the whole warpgroup's
   /// reads of shared memory.
@@ -259,7 +273,7 @@ class Block {
               std::size_t bytes) noexcept {
     const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(at) - shared_.get());
     if (offset < shared_bytes_)
-      access_shared(kind, what, where, variables_.size() + offset, bytes);
+      access_shared(kind, what, where, at, variables_.size() + offset, bytes);
     else if (looks_closer_ || (kind != Kind::read && !on_stack(at)))
       access_other(kind, what, where, at, bytes);
   }
@@ -283,8 +297,11 @@ class Block {
     const Internal internal(internal_);
     access();
   }
-  /// `__threadfence`
-  void fence_global();
+  /// `__threadfence`, `__threadfence_block`
+  void fence(Races::Scope scope);
+  /// From the compiler: the running thread has read so often that others get a turn. It `waits` if it
+  /// has read the same few words again and again.
+  void end_slice(const void* caller, bool waits) noexcept;
 
   std::string running_name() const { return thread_name(running_); }
   [[noreturn]] void fail(const char* what, Place place, const std::string& why) const;
@@ -292,7 +309,7 @@ class Block {
   void fail_later(const std::string& line) noexcept;
 
  private:
-  enum class State { kReady, kWaiting, kPolling, kExited };
+  enum class State { kReady, kWaiting, kPolling, kExited, kLost };
   struct alignas(64) Thread {  // what every change of threads needs lies in one line of the cache
     Fiber fiber;
     const std::byte* stack = nullptr;
@@ -300,7 +317,10 @@ class Block {
     State state = State::kReady;
     const char* what = "";                         // what it waits for
     Place place;                                   // and where
+    Where slice;                                   // where it has used up its time slice
     const std::function<bool()>* there = nullptr;  // when it polls
+    const void* barrier = nullptr;                 // the mbarrier that it waits at
+    std::size_t resized = 0;                       // calls of setmaxnreg
     AsyncWork work;
   };
   struct Collective {
@@ -312,6 +332,7 @@ class Block {
   struct Named {
     std::size_t count = 0, arrived = 0;
     std::vector<std::size_t> waiting;
+    std::vector<std::uint8_t> arrivals;  // of each thread
     Meeting meeting;
   };
   // While there is one, accesses are the machine's own. No thread is suspended meanwhile.
@@ -355,6 +376,8 @@ class Block {
   void meet_warp(const char* what, Place place, unsigned mask, void* mine, const Finish& finish,
                  bool orders = false);
   void bring_variables();
+  std::shared_ptr<const Epochs> open_block_barrier();
+  void require_whole_warps(const char* what, Place place, const Named& barrier) const;
 
   MBarrier& mbarrier_of(const char* what, Place place, const void* at);
   void end_phase(MBarrier& barrier);
@@ -363,16 +386,22 @@ class Block {
   std::string name(std::size_t t) const { return "thread " + threads_[t].index.text(); }
   void check_shared_guard() const;
   void check_whole_warpgroups() const;
+  void check_same_product(Place place);
+  void check_barriers() const;
+  void check_unawaited() const;
+  void check_registers_given() const;
+  std::string barrier_text(const void* at) const;
 
   // Locals of the thread that runs are nobody else's.
   bool on_stack(const void* at) const {
     return static_cast<std::size_t>(static_cast<const std::byte*>(at) - stack_) < Stacks::kBytes;
   }
-  void access_shared(Kind kind, const char* what, const Where& where, std::size_t byte,
-                     std::size_t bytes) noexcept;
+  void access_shared(Kind kind, const char* what, const Where& where, const void* at,
+                     std::size_t byte, std::size_t bytes) noexcept;
   void access_other(Kind kind, const char* what, const Where& where, const void* at,
                     std::size_t bytes) noexcept;
   std::string shared_name(std::size_t byte) const;
+  std::string word_name(std::size_t byte) const;
   std::optional<std::size_t> shared_byte(const void* at) const;
   Races::Access async(std::size_t& who, std::uint32_t epoch, Kind kind, const char* what,
                       Place place);
@@ -380,7 +409,7 @@ class Block {
   void check_registers(Kind kind, const Where& where, const void* at, std::size_t bytes);
   // Among all resident threads.
   std::size_t global_number(std::size_t t) const { return slot_ * threads_.size() + t; }
-  std::size_t number(std::size_t t) const { return grid_.races ? global_number(t) : t; }
+  std::size_t number(std::size_t t) const { return first_number_ + t; }
   void arrive(Meeting& meeting, std::size_t t) {
     if (races_) races_->order().give(number(t), meeting);
   }
@@ -391,7 +420,7 @@ class Block {
   Index3 index_, extent_;
   Random random_;
   Grid& grid_;
-  std::size_t slot_;
+  std::size_t slot_, first_number_;
   std::size_t shared_bytes_;
   std::unique_ptr<std::byte[], FreeShared> shared_;
   std::vector<Thread> threads_;
@@ -402,6 +431,9 @@ class Block {
   // Of a thread of each warpgroup, by setmaxnreg; 0: not called yet.
   std::vector<unsigned> registers_;
   std::map<const void*, MBarrier> mbarriers_;
+  std::map<const void*, Meeting> shared_words_;  // known to whoever acquires one by an atomic
+  // Of each warpgroup, where its wgmma are: the first of its warps says it, the others follow.
+  std::vector<std::vector<Place>> products_;
   std::size_t late_warp_ = ~std::size_t{0};  // no such warp: nobody is late
   std::vector<std::size_t> ready_, late_;    // threads that can go on, and those of the late warp
   std::vector<std::size_t> polling_;         // threads that wait for global memory
@@ -418,6 +450,7 @@ class Block {
   unsigned atomic_yields_ = 0;  // since the late warp last ran
   bool paused_ = false;         // the thread that ran last has let others run
   bool spins_ = false;          // it has come back from an atomic to no barrier
+  bool slice_ = false;          // it has used up its time slice
   bool internal_ = false;       // the machine itself copies or multiplies
   bool looks_closer_ = false;   // reads outside of dynamic shared memory may matter
   Races* races_ = nullptr;      // the block's, or the grid's; null: nobody looks for them

@@ -169,14 +169,25 @@ __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, uin
 #endif
 }
 
-/// Proxy fence: makes this thread's stores to shared memory visible to the async proxy (TMA,
-/// wgmma). Each writer calls it; then follows a barrier, then the thread that issues the TMA store
-/// or wgmma.
+/// Proxy fence of shared memory: orders accesses of ordinary code (and cp.async) with those of the
+/// async proxy (TMA, wgmma) to the same bytes. It has to stand on the path from one to the other:
+/// each writer calls it before the barrier, or the thread that issues the TMA instruction calls it
+/// after the barrier. wgmma has many issuers, so there the writers call it. Also before a TMA load
+/// over bytes that ordinary code has read. PTX ISA, "Causality order", "Async proxy".
 __device__ __forceinline__ void fence_proxy_async() {
 #ifdef ATTN_EMULATED
-  emulator::Block::current().fence_proxy();
+  emulator::Block::current().fence_proxy(emulator::Space::shared);
 #else
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/// The same of global memory: between stores of ordinary code and a TMA load of them in one launch.
+__device__ __forceinline__ void fence_proxy_async_global() {
+#ifdef ATTN_EMULATED
+  emulator::Block::current().fence_proxy(emulator::Space::global);
+#else
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 #endif
 }
 
@@ -197,10 +208,17 @@ __device__ __forceinline__ void tma_store(const TensorMap& map, const void* shar
   block.store_async(
       "tma_store", caller,
       [=] {
-        each_piece(map, from, at, [](std::byte* s, const std::byte* g) {
-          if (g) std::memcpy(const_cast<std::byte*>(g), s, 16);
+        std::vector<std::pair<std::byte*, std::array<std::byte, 16>>> pieces;
+        each_piece(map, from, at, [&](std::byte* s, const std::byte* g) {
+          if (!g) return;
+          pieces.push_back({const_cast<std::byte*>(g), {}});
+          std::memcpy(pieces.back().second.data(), s, 16);
         });
+        return [pieces = std::move(pieces)] {
+          for (const auto& [to, piece] : pieces) std::memcpy(to, piece.data(), 16);
+        };
       },
+      emulator::Kind::write,
       [&](const emulator::Block::Visit& reads) {
         each_piece(map, from, at, [&](std::byte* s, const std::byte* g) {
           if (g) reads(s, 16);
@@ -237,9 +255,20 @@ __device__ __forceinline__ void tma_store_commit() {
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait() {
 #ifdef ATTN_EMULATED
-  emulator::Block::current().store_wait(kPending);
+  emulator::Block::current().store_wait(kPending, false);
 #else
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+/// Waits until all but the newest kPending groups are complete: global memory has been written, too.
+/// What follows may tell another block, by a release, that it is there.
+template <int kPending>
+__device__ __forceinline__ void bulk_wait_group() {
+#ifdef ATTN_EMULATED
+  emulator::Block::current().store_wait(kPending, true);
+#else
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 #endif
 }
 

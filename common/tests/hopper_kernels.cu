@@ -90,6 +90,7 @@ __global__ void __launch_bounds__(384, 1)
     if (fault == kReleasedTooEarly) mbarrier_arrive(&smem.empty[s]);
     if (fault == kRegistersTooEarly) a[0][0] = a[1][1] = 0;  // the MMA may not have read them yet
     wgmma_wait<0>(d);
+    if (kRegisters) fence_proxy_async();  // TMA writes over what ldmatrix has read
     if (fault != kReleasedTooEarly) mbarrier_arrive(&smem.empty[s]);
   }
 

@@ -79,8 +79,11 @@ __global__ void copy_uncommitted(const uint32_t* in, uint32_t* out) {
 TEST_CASE("cp_async without a commit never lands", "[emulator]") {
   const std::vector<uint32_t> in = {1, 2, 3, 4};
   std::vector<uint32_t> out(4);
-  REQUIRE(launch_with_seed(1, copy_uncommitted, dim3(1), dim3(1), in.data(), out.data()).ok());
+  const Status status =
+      launch_with_seed(1, copy_uncommitted, dim3(1), dim3(1), in.data(), out.data());
   CHECK(out == std::vector<uint32_t>(4, 0xEEEEEEEE));
+  CHECK(status.message ==
+        "thread (0,0,0) of block (0,0,0) ends with cp_async copies without cp_async_wait");
 }
 
 }  // namespace

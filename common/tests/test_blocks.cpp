@@ -25,11 +25,12 @@ std::string place(int line) { return "tests/test_blocks.cpp:" + std::to_string(l
 // Sets the number of resident blocks and race detection in global memory, for a scope.
 struct Setting {
   explicit Setting(std::size_t blocks, bool global = false) {
-    emulator::resident_blocks = blocks;
+    emulator::resident_blocks = emulator::most_resident_blocks = blocks;
     emulator::find_global_races = global;
   }
   ~Setting() {
     emulator::resident_blocks = before_;
+    emulator::most_resident_blocks = 0;
     emulator::find_global_races = false;
   }
   std::size_t before_ = emulator::resident_blocks;
@@ -169,6 +170,19 @@ TEST_CASE("a block that waits for one that is not resident is a deadlock", "[emu
     REQUIRE(message(seed, 4, 32, pass_on, flags.data(), found.data()) == "");
     CHECK(found == std::vector<unsigned>{0, 1, 3, 6});
   }
+}
+
+TEST_CASE("as many blocks are resident as a GPU holds, where the others wait for them",
+          "[emulator][blocks]") {
+  for (std::uint64_t seed = 1; seed <= 5; ++seed)
+    for (const bool global : {false, true}) {
+      std::vector<unsigned> flags(64, 0), found(64, 0);
+      const Setting four(4, global);
+      emulator::most_resident_blocks = 0;
+      const GlobalBuffer f("flags", flags.data(), 256), o("found", found.data(), 256);
+      REQUIRE(message(seed, 64, 32, pass_on, flags.data(), found.data()) == "");
+      for (unsigned i = 0; i < 64; ++i) REQUIRE(found[i] == i * (i + 1) / 2);
+    }
 }
 
 __global__ void wait_for_another(unsigned* flags) {

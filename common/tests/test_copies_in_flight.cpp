@@ -66,8 +66,8 @@ __global__ void write_what_is_copied(bool wait, float* data) {
   if (!wait) cp_async_wait<0>();
 }
 // A box of 64 x 64: block 0 writes its last element, block 1 loads it by TMA.
-constexpr int kLoads = __LINE__ + 11;
-__global__ void load_what_is_written(bool flag, const TensorMap map, __half* data,
+constexpr int kLoads = __LINE__ + 12;
+__global__ void load_what_is_written(bool flag, bool fence, const TensorMap map, __half* data,
                                      unsigned* ready) {
   auto& smem = dynamic_shared<Storage>();
   if (blockIdx.x == 0) {
@@ -76,6 +76,7 @@ __global__ void load_what_is_written(bool flag, const TensorMap map, __half* dat
   }
   mbarrier_init(&smem.barrier, 1), mbarrier_init_fence();
   if (flag) flag_wait(ready, 1);
+  if (fence) fence_proxy_async_global();
   mbarrier_arrive_expect_tx(&smem.barrier, 64 * 64 * 2);
   tma_load(smem.bytes, map, &smem.barrier, {0, 0, 0});
   mbarrier_wait(&smem.barrier, 0);
@@ -224,8 +225,12 @@ TEST_CASE("what TMA reads and writes of global memory is an access", "[emulator]
   const GlobalBuffer d("data", data, sizeof data), r("ready", &ready, 4);
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
     ready = 0;
-    CHECK(message(seed, 2, 1, load_what_is_written, true, map, data, &ready) == "");
-    const std::string loaded = message(seed, 2, 1, load_what_is_written, false, map, data, &ready);
+    CHECK(message(seed, 2, 1, load_what_is_written, true, true, map, data, &ready) == "");
+    ready = 0;
+    CHECK(has(message(seed, 2, 1, load_what_is_written, true, false, map, data, &ready),
+              " with no fence_proxy_async_global between"));
+    const std::string loaded =
+        message(seed, 2, 1, load_what_is_written, false, true, map, data, &ready);
     INFO(loaded);
     CHECK(has(loaded, "race: byte 8190 of data was "));
     CHECK(has(loaded, "read by tma_load of thread (0,0,0) of block (1,0,0) at " + place(kLoads)));
@@ -247,7 +252,8 @@ TEST_CASE("what TMA reads and writes of global memory is an access", "[emulator]
                                      reinterpret_cast<const unsigned char*>(data), &out);
     INFO(read);
     CHECK(has(read, "race: byte 4 of data was written by tma_store of thread (0,0,0) of block "));
-    CHECK(has(read, ": tma_store_wait waits until shared memory has been read, and no longer"));
+    CHECK(has(read, ": tma_store_wait waits until shared memory has been read, bulk_wait_group "
+                    "until the result has been written"));
   }
 }
 

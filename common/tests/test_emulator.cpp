@@ -15,6 +15,7 @@
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
+#include "ptx/named_barrier.h"
 
 namespace {
 
@@ -206,6 +207,14 @@ TEST_CASE("a missing barrier far before the write fails too: a warp is late", "[
 constexpr int kLineA = __LINE__ + 2;
 __global__ void barrier_for_some(unsigned threads) {
   if (threadIdx.x < threads) __syncthreads();
+  if (threadIdx.x >= threads) named_barrier_sync(1, 64);
+}
+__global__ void barrier_after_some_left(unsigned threads, int* out) {
+  __shared__ int row[64];
+  if (threadIdx.x >= threads) return;
+  row[threadIdx.x] = static_cast<int>(threadIdx.x);
+  __syncthreads();
+  out[threadIdx.x] = row[threads - 1 - threadIdx.x];
 }
 constexpr int kLineB = __LINE__ + 3;
 __global__ void two_barriers() {
@@ -285,16 +294,31 @@ TEST_CASE("a trap ends the kernel, whoever waits", "[emulator]") {
 TEST_CASE("a barrier that some threads never reach is reported", "[emulator]") {
   const auto messages = messages_of(
       [](std::uint64_t seed) {
-        return launch_with_seed(seed, barrier_for_some, dim3(2, 1, 3), dim3(64), 40u);
+        return launch_with_seed(seed, barrier_for_some, dim3(2, 1, 3), dim3(64), 32u);
       },
-      {"deadlock", "__syncthreads", place(kLineA), "24 of 64 threads have exited", "thread (",
-       "of block ("});
+      {"deadlock", "__syncthreads", place(kLineA), "0 of 64 threads have exited",
+       "thread (32,0,0) waits in named_barrier_sync", "of block ("});
   CHECK(messages.count("deadlock: thread (0,0,0) of block (0,0,0) waits in __syncthreads at " +
-                       place(kLineA) + "; 24 of 64 threads have exited") == 1);
+                       place(kLineA) +
+                       "; 0 of 64 threads have exited, thread (32,0,0) waits in "
+                       "named_barrier_sync at " +
+                       place(kLineA + 1)) == 1);
   CHECK(messages.size() > 1);  // blocks run in any order, so different ones fail first
   // All of them, or none: nothing to report.
   for (const unsigned threads : {0u, 64u})
     CHECK(launch_with_seed(1, barrier_for_some, dim3(1), dim3(64), threads).ok());
+}
+
+TEST_CASE("threads that have left do not count at a barrier", "[emulator]") {
+  for (int seed = 1; seed <= kSeeds; ++seed)
+    for (const unsigned threads : {1u, 40u, 63u}) {
+      int out[64];
+      REQUIRE(launch_with_seed(static_cast<std::uint64_t>(seed), barrier_after_some_left, dim3(1),
+                               dim3(64), threads, out)
+                  .ok());
+      for (unsigned i = 0; i < threads; ++i)
+        REQUIRE(out[i] == static_cast<int>(threads - 1 - i));
+    }
 }
 
 TEST_CASE("two barriers reached by different threads are reported", "[emulator]") {
@@ -365,7 +389,7 @@ TEST_CASE("after a failed launch the next one works", "[emulator]") {
     Status failed;
     switch (round % 3) {
       case 0: failed = launch_with_seed(seed, two_barriers, dim3(2), dim3(64)); break;
-      case 1: failed = launch_with_seed(seed, barrier_for_some, dim3(2), dim3(64), 40u); break;
+      case 1: failed = launch_with_seed(seed, barrier_for_some, dim3(2), dim3(64), 32u); break;
       default: failed = launch_with_seed(seed, shuffle_with_the_dead, dim3(1), dim3(64), lanes);
     }
     CHECK_FALSE(failed.ok());

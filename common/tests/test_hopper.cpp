@@ -134,9 +134,10 @@ TEST_CASE("what keeps copies and products apart is missed when it is left out", 
     emulator::early_copies = false;
     return count;
   };
-  CHECK(found(kNoWaitForCopy, {""}) >= 4);
+  const std::string unawaited = "ends before anybody has waited for copies to shared memory";
+  CHECK(found(kNoWaitForCopy, {"", unawaited}) == 8);
   CHECK(found(kNoWaitForReader, {"", "waits in mbarrier_wait at tests/hopper_kernels.cu:"}) >= 4);
-  CHECK(found(kWrongPhase, {"", "waits in named_barrier_sync at tests/hopper_kernels.cu:"}) >= 4);
+  CHECK(found(kWrongPhase, {"", unawaited, "waits in named_barrier_sync at tests/hopper_kernels.cu:"}) >= 4);
   CHECK(found(kReleasedTooEarly, {""}) >= 4);
   CHECK(found(kRegistersTooEarly, {""}, true) >= 4);
   CHECK(found(kNoRegisterFence, {"without wgmma_fence since the last wait"}) == 8);
@@ -145,7 +146,7 @@ TEST_CASE("what keeps copies and products apart is missed when it is left out", 
   CHECK(found(kTooFewBytes, {"deadlock: thread (0,0,0) of block (0,0,0) waits in mbarrier_wait"}) ==
         8);
   CHECK(found(kNoBarrierBeforeStore, {""}) >= 2);
-  CHECK(found(kNoWaitForStore, {""}) >= 4);
+  CHECK(found(kNoWaitForStore, {"ends with a TMA store without tma_store_wait"}) == 8);
 }
 
 TEST_CASE("where races are looked for, what is left out is named as one", "[hopper]") {

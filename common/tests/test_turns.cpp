@@ -43,6 +43,17 @@ __global__ void take_numbers(unsigned* next, unsigned* order, float* out) {
   }
 }
 
+// Thread 32 waits for a plain word that thread 0 sets, or nobody.
+constexpr int kReads = __LINE__ + 5;
+__global__ void spin_on_a_word(bool set, unsigned* out) {
+  auto* const word = &dynamic_shared<volatile unsigned>();
+  if (threadIdx.x == 0 && set) *word = 0;
+  if (threadIdx.x == 32)
+    while (*word != 0) {
+    }
+  out[threadIdx.x] = 1;
+}
+
 // Every block waits for the last one, and none continues.
 constexpr int kSpins = __LINE__ + 4;
 __global__ void spin_for_all(unsigned* arrived) {
@@ -77,16 +88,36 @@ TEST_CASE("a seed gives one order of threads, whether races are looked for or no
   emulator::find_races = emulator::find_global_races = false;
 }
 
+TEST_CASE("a thread that spins on a plain word lets others run", "[emulator][schedules]") {
+  for (std::uint64_t seed = 1; seed <= 3; ++seed)
+    for (const bool races : {false, true}) {
+      unsigned out[64];
+      emulator::find_races = races;
+      const std::string ended = message(seed, 1, 64, spin_on_a_word, true, out);
+      const std::string never = message(seed, 1, 64, spin_on_a_word, false, out);
+      emulator::find_races = false;
+      INFO(ended << "; " << never);
+      // Its order is nobody's: a race, found where races are looked for.
+      CHECK(has(ended, "race: ") == races);
+      CHECK(has(never, "deadlock: thread (32,0,0) of block (0,0,0) reads at "));
+      CHECK(has(never, "at tests/test_turns.cpp:" + std::to_string(kReads)));
+    }
+}
+
 TEST_CASE("blocks that spin on an atomic for one that is not resident are a deadlock",
           "[emulator][blocks]") {
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {
     unsigned arrived = 0;
     CHECK(message(seed, 4, 32, spin_for_all, &arrived) == "");
     arrived = 0;
+    CHECK(message(seed, 6, 32, spin_for_all, &arrived) == "");  // a GPU holds them all
+    arrived = 0;
+    emulator::most_resident_blocks = 4;
     const std::string said = message(seed, 6, 32, spin_for_all, &arrived);
     INFO(said);
     CHECK(has(said, "deadlock: thread (0,0,0) of block ("));
     CHECK(has(said, " spins on atomicAdd at tests/test_turns.cpp:" + std::to_string(kSpins)));
     CHECK(has(said, "; 2 blocks have not started"));
+    emulator::most_resident_blocks = 0;
   }
 }
