@@ -19,19 +19,22 @@ std::string Index3::text() const {
 }
 
 Block::Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_t seed, Grid& grid,
-             std::size_t slot, std::size_t first_number)
+             std::size_t slot, std::size_t first_number, std::shared_ptr<Cluster> cluster)
     : index_(index),
       extent_(extent),
       random_{seed},
       grid_(grid),
       slot_(slot),
       first_number_(first_number),
+      cluster_(std::move(cluster)),
+      rank_(static_cast<unsigned>(cluster_->blocks.size())),
       shared_bytes_(shared_bytes),
       threads_(extent.count()),
       warps_((extent.count() + kWarpSize - 1) / kWarpSize),
       registers_((extent.count() + kWarpgroupSize - 1) / kWarpgroupSize),
       products_(registers_.size()),
       product_numbers_(warps_.size(), AsyncQueue::kNobody) {
+  cluster_->blocks.push_back(this);
   // Fresh shared memory holds whatever the last block left: NaN bytes stand for "anything".
   const std::size_t bytes = shared_bytes + kGuardBytes;
   shared_.reset(new (std::align_val_t{kSharedAlignment}) std::byte[bytes]);
@@ -40,8 +43,8 @@ Block::Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_
     variables_.resize(variables_.size() + v.bytes, std::byte{0xFF});
   if (find_races && grid.kernel.instrumented) {
     if (!grid.races) {
-      own_races_ =
-          std::make_unique<Races>([this](std::size_t t, std::uint32_t) { return name(t); });
+      own_races_ = std::make_unique<Races>();
+      own_races_->name_threads([this](std::size_t t, std::uint32_t) { return name(t); });
       own_races_->add_threads(threads_.size());
     }
     races_ = grid.races ? grid.races.get() : own_races_.get();
@@ -95,7 +98,8 @@ bool Block::choose() {
   if (late) atomic_yields_ = 0;
   std::vector<std::size_t>& ready = late ? late_ : ready_;
   if (ready.empty()) {
-    if (polling_.empty()) failure_ = std::make_exception_ptr(KernelError(deadlock_text()));
+    // A barrier may open from another block of the cluster.
+    if (polling_.empty() && cluster_->blocks.size() == 1) failure_ = std::make_exception_ptr(KernelError(deadlock_text()));
     return false;
   }
   std::swap(ready[random_.below(ready.size())], ready.back());
@@ -132,6 +136,7 @@ void Block::finish() {
     abandon();
     std::rethrow_exception(failure);
   }
+  ended_ = true;
   check_shared_guard();
   check_whole_warpgroups();
   check_barriers();
@@ -168,6 +173,7 @@ void Block::thread_main(Thread& self) {
   }
   self.state = State::kExited;
   ++exited_;
+  leave_cluster();
   // From sm_70 on threads that have left do not count at a barrier of the block.
   if (!failure_ && !barrier_.empty() && barrier_.size() + exited_ == threads_.size())
     open_block_barrier();
@@ -353,22 +359,34 @@ void Block::mbarrier_arrive(const char* what, Place place, const void* at, std::
   leave_if_failed();
   MBarrier& barrier = mbarrier_of(what, place, at);
   access(Kind::atomic, what, place, at, sizeof(std::uint64_t));
-  if (barrier.all_arrived()) end_phase(barrier);
+  if (barrier.all_arrived()) end_phase(*this, barrier);
   if (barrier.all_arrived())
     fail(what, place, "once more than the barrier counts in a phase: " + barrier_text(at));
   arrive(barrier.meeting, running_);
-  if (barrier.arrive(bytes)) end_phase(barrier);
+  if (barrier.arrive(bytes)) end_phase(*this, barrier);
   let_others_run(what, place);
 }
 
 void Block::mbarrier_copy(const char* what, Place place, const void* at, void* to,
                           std::size_t bytes, std::function<void()> work, const BlockList& source) {
+  mbarrier_copy_to(rank_, what, place, at, to, bytes, std::move(work), source);
+}
+
+// Of the block's own, or of another one of the cluster: `this` is the block that issues it.
+void Block::mbarrier_copy_to(unsigned rank, const char* what, Place place, const void* at, void* to,
+                             std::size_t bytes, std::function<void()> work,
+                             const BlockList& source) {
+  Block& owner = *cluster_->blocks[rank];
   leave_if_failed();
-  require_shared(what, place, "a destination", to, bytes);
-  MBarrier& barrier = mbarrier_of(what, place, at);
+  if (&owner != this && owner.over()) fail(what, place, "to a block of the cluster that has ended");
+  owner.require_shared(what, place, "a destination", to, bytes);
+  MBarrier& barrier = owner.mbarrier_of(what, place, at);
   if (!barrier.known_to_copies())
     fail(what, place, "on a barrier without mbarrier_init_fence since its mbarrier_init");
-  access(Kind::atomic, what, place, at, sizeof(std::uint64_t));
+  if (&owner == this)
+    access(Kind::atomic, what, place, at, sizeof(std::uint64_t));
+  else
+    access_cluster(Kind::atomic, what, place, at, sizeof(std::uint64_t));
   // While it is in flight nobody knows what is there: whoever still reads, or reads too early, gets
   // NaN.
   if (!early_copies) std::memset(to, 0xFF, bytes);
@@ -376,7 +394,7 @@ void Block::mbarrier_copy(const char* what, Place place, const void* at, void* t
     const std::uint32_t epoch = barrier.phase() + 1;
     Races::Access writes = async(barrier.who, epoch, Kind::write, what, place);
     writes.proxy = Space::shared;
-    async_access(writes, to, bytes);
+    owner.async_access(writes, to, bytes);
     Races::Access reads = async(barrier.who, epoch, Kind::read, what, place);
     reads.proxy = Space::global;
     if (grid_.races)
@@ -386,7 +404,7 @@ void Block::mbarrier_copy(const char* what, Place place, const void* at, void* t
     const Internal internal(internal_);
     return barrier.copy(bytes, std::move(work));
   }();
-  if (ends) end_phase(barrier);
+  if (ends) end_phase(owner, barrier);
 }
 
 void Block::mbarrier_wait(const char* what, Place place, const void* at, unsigned parity) {
@@ -394,7 +412,7 @@ void Block::mbarrier_wait(const char* what, Place place, const void* at, unsigne
   MBarrier& barrier = mbarrier_of(what, place, at);
   access(Kind::atomic_read, what, place, at, sizeof(std::uint64_t));
   while (barrier.phase() % 2 == parity) {
-    end_phase(barrier);
+    end_phase(*this, barrier);
     if (barrier.phase() % 2 != parity) break;
     barrier.wait(running_);
     threads_[running_].barrier = at;
@@ -411,7 +429,8 @@ MBarrier& Block::mbarrier_of(const char* what, Place place, const void* at) {
   return it->second;
 }
 
-void Block::end_phase(MBarrier& barrier) {
+// The barrier may be of another block of the cluster.
+void Block::end_phase(Block& owner, MBarrier& barrier) {
   {
     const Internal internal(internal_);
     if (!barrier.end_phase()) return;
@@ -422,7 +441,7 @@ void Block::end_phase(MBarrier& barrier) {
     barrier.ended = std::make_shared<const Epochs>(barrier.meeting.known);
     barrier.meeting.last = nullptr;
   }
-  for (std::size_t t : barrier.take_waiting()) make_ready(t);
+  for (std::size_t t : barrier.take_waiting()) owner.make_ready(t);
 }
 
 void Block::meet_warp(const char* what, Place place, unsigned mask, void* mine,
@@ -520,6 +539,102 @@ std::string Block::deadlock_text() const {
   if (elsewhere != threads_.end() && elsewhere->barrier && elsewhere->barrier != first.barrier)
     text += "; " + barrier_text(elsewhere->barrier);
   return text;
+}
+
+// ---- clusters ---------------------------------------------------------------------------------
+
+Block& Block::owner_of(const char* what, Place place, const void* at) const {
+  for (Block* block : cluster_->blocks)
+    if (const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(at) -
+                                                     block->shared_.get());
+        offset < block->shared_bytes_) {
+      if (block != this && block->over())
+        fail(what, place,
+             "on shared memory of a block of the cluster that has ended: cluster_sync keeps it");
+      return *block;
+    }
+  fail(what, place, "on an address outside of the cluster's dynamic shared memory");
+}
+
+void* Block::map_shared(const char* what, Place place, const void* at, unsigned rank) const {
+  if (rank >= cluster_->blocks.size())
+    fail(what, place,
+         "of rank " + std::to_string(rank) + " in a cluster of " +
+             std::to_string(cluster_->blocks.size()));
+  const Block& owner = owner_of(what, place, at);
+  return cluster_->blocks[rank]->shared_.get() +
+         (static_cast<const std::byte*>(at) - owner.shared_.get());
+}
+
+void Block::access_cluster(Kind kind, const char* what, Place place, const void* at,
+                           std::size_t bytes) {
+  leave_if_failed();
+  Block& owner = owner_of(what, place, at);
+  owner.require_shared(what, place, "an address", at, bytes);
+  if (&owner == this) return access(kind, what, place, at, bytes);
+  if (!races_ || internal_) return;
+  const std::size_t byte = *owner.shared_byte(at);
+  Races::Access now = races_->by_thread(number(running_), kind, what, place, at);
+  if (const std::string* race =
+          races_->touch(now, {owner.shadow_, owner.shared_name_}, byte, bytes))
+    throw KernelError(*race);
+}
+
+void Block::cluster_arrive(const char* what, Place place) {
+  leave_if_failed();
+  Thread& self = threads_[running_];
+  if (self.cluster_phase > cluster_->phase)
+    fail(what, place, "twice without cluster_wait between");
+  self.cluster_phase = cluster_->phase + 1;
+  arrive(cluster_->meeting, running_);
+  ++cluster_->arrived;
+  const std::size_t all = cluster_->blocks.size() * threads_.size();
+  if (cluster_->arrived + cluster_->left == all) end_cluster_phase();
+  let_others_run(what, place);
+}
+
+void Block::end_cluster_phase() {
+  cluster_->known =
+      std::make_shared<const Epochs>(std::exchange(cluster_->meeting, {}).known);
+  cluster_->arrived = 0;
+  ++cluster_->phase;
+  for (auto& [block, t] : std::exchange(cluster_->waiting, {})) block->make_ready(t);
+}
+
+void Block::cluster_wait(const char* what, Place place) {
+  leave_if_failed();
+  const std::size_t phase = threads_[running_].cluster_phase;
+  if (phase == 0) fail(what, place, "without cluster_arrive before it");
+  while (cluster_->phase < phase) {
+    cluster_->waiting.emplace_back(this, running_);
+    suspend(what, place);
+  }
+  go_on(cluster_->known, running_);
+}
+
+// Threads that have left do not count, as at the barrier of a block.
+void Block::leave_cluster() {
+  ++cluster_->left;
+  const std::size_t all = cluster_->blocks.size() * threads_.size();
+  if (!failure_ && cluster_->arrived > 0 && cluster_->arrived + cluster_->left == all)
+    end_cluster_phase();
+}
+
+void Block::mbarrier_arrive_cluster(const char* what, Place place, const void* at) {
+  leave_if_failed();
+  Block& owner = owner_of(what, place, at);
+  MBarrier& barrier = owner.mbarrier_of(what, place, at);
+  access_cluster(Kind::atomic, what, place, at, sizeof(std::uint64_t));
+  if (barrier.all_arrived()) end_phase(owner, barrier);
+  if (barrier.all_arrived())
+    fail(what, place, "once more than the barrier counts in a phase: " + owner.barrier_text(at));
+  arrive(barrier.meeting, running_);
+  if (barrier.arrive(0)) end_phase(owner, barrier);
+  let_others_run(what, place);
+}
+
+void Block::grid_dependency_wait() {
+  if (grid_.races && grid_.before) races_->order().take(number(running_), grid_.before);
 }
 
 // "full[1] is in phase 3: 31 of 32 threads have arrived, 128 bytes announced, 112 of them in flight".

@@ -19,7 +19,13 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
     throw KernelError("a launch of " + std::to_string(threads) +
                       " threads a block: __launch_bounds__ of the kernel says " +
                       std::to_string(most));
-  Grid grid{kernel, static_shared(kernel.function), thread_variables(), nullptr, stacks, {}};
+  // A dependent launch may overlap with the one before it, whose accesses are remembered for that.
+  static thread_local std::shared_ptr<Races> last;
+  Grid grid{kernel, static_shared(kernel.function), thread_variables(), nullptr, stacks, {}, {}};
+  const unsigned cluster = kernel.cluster;
+  if (cluster == 0 || cluster > 8 || extent.x % cluster != 0)
+    throw KernelError("clusters of " + std::to_string(cluster) + " blocks in a grid of " +
+                      extent.text() + ": 1 to 8 along x, which divide it");
   std::size_t bytes = 0;
   std::string variables;
   for (const StaticShared& v : grid.variables) {
@@ -38,40 +44,50 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
   const std::size_t most_resident =
       most_resident_blocks > 0 ? most_resident_blocks : 132 * std::max<std::size_t>(fit, 1);
   Random random{schedule_seed};
-  std::vector<std::uint32_t> order(extent.count());
+  // The blocks of a cluster follow each other, and start together.
+  std::vector<std::uint32_t> order(extent.count() / cluster);
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
   for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
   gridDim = extent;
   std::vector<std::unique_ptr<Block>> resident(
-      std::min(std::max<std::size_t>(resident_blocks, 1), order.size()));
-  GlobalBuffer::forget_accesses();
+      std::min(std::max<std::size_t>(resident_blocks / cluster, 1), order.size()) * cluster);
+  const bool overlaps = kernel.dependent && last && find_global_races;
+  if (!overlaps) GlobalBuffer::forget_accesses();
   std::vector<std::size_t> first_number(resident.size());  // of the threads of each
-  if (find_races && find_global_races && kernel.instrumented) {
-    grid.races = std::make_unique<Races>([&, block, extent](std::size_t t, std::uint32_t b) {
-      const auto first = std::prev(std::upper_bound(first_number.begin(), first_number.end(), t));
-      return "thread " + index_in(block, static_cast<std::uint32_t>(t - *first)).text() +
-             " of block " + index_in(extent, b).text();
+  if (find_races && (find_global_races || cluster > 1) && kernel.instrumented) {
+    grid.races = overlaps ? last : std::make_shared<Races>();
+    if (overlaps) grid.before = last->order().everything();
+    grid.races->name_threads([block, extent](std::size_t t, std::uint32_t b) {
+      return "thread " + index_in(block, static_cast<std::uint32_t>(t)).text() + " of block " +
+             index_in(extent, b).text();
     });
     for (std::size_t& first : first_number) first = grid.races->add_threads(threads);
   }
+  last = grid.races;
   std::size_t started = 0, live = 0;
-  const auto start = [&](std::size_t slot) {
-    resident[slot].reset();
+  // Starts a cluster in the slots from `first` on, or leaves them empty.
+  const auto start = [&](std::size_t first) {
+    for (std::size_t slot = first; slot < first + cluster; ++slot) resident[slot].reset();
     if (started == order.size()) return;
-    const std::uint32_t b = order[started++];
-    if (grid.races) grid.races->start_block(first_number[slot], threads, b);
-    resident[slot] = std::make_unique<Block>(index_in(extent, b), block, shared_bytes,
-                                             random.next(), grid, slot, first_number[slot]);
-    ++live;
-    grid.waiting = order.size() - started;
+    const std::uint32_t number = order[started++];
+    const auto together = std::make_shared<Cluster>();
+    for (std::size_t slot = first; slot < first + cluster; ++slot) {
+      const auto b = static_cast<std::uint32_t>(number * cluster + (slot - first));
+      if (grid.races) grid.races->start_block(first_number[slot], threads, b);
+      resident[slot] =
+          std::make_unique<Block>(index_in(extent, b), block, shared_bytes, random.next(), grid,
+                                  slot, first_number[slot], together);
+      ++live;
+    }
+    grid.waiting = (order.size() - started) * cluster;
     grid.spins = 0;
   };
-  for (std::size_t slot = 0; slot < resident.size(); ++slot) start(slot);
+  for (std::size_t slot = 0; slot < resident.size(); slot += cluster) start(slot);
   std::size_t idle = 0;  // steps in a row in which nobody could go on
   while (live > 0) {
     const std::size_t slot = idle == 0 ? random.below(resident.size()) : idle % resident.size();
     Block* const now = resident[slot].get();
-    if (!now) {
+    if (!now || now->ended()) {
       if (idle > 0) ++idle;
       continue;
     }
@@ -82,15 +98,18 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
     if ((idle > 2 * resident.size() || std::exchange(grid.wants_more, false)) &&
         started < order.size() && resident.size() < most_resident) {
       // All wait: as long as a GPU would have room, for blocks that have not started.
-      first_number.push_back(grid.races ? grid.races->add_threads(threads) : 0);
-      resident.emplace_back();
-      start(resident.size() - 1);
+      const std::size_t first = resident.size();
+      for (unsigned i = 0; i < cluster; ++i) {
+        first_number.push_back(grid.races ? grid.races->add_threads(threads) : 0);
+        resident.emplace_back();
+      }
+      start(first);
       idle = 0;
       continue;
     }
     if (idle > 2 * resident.size())
       now->fail_later(now->deadlock_text() + "; all " + std::to_string(live) +
-                      " resident blocks wait, " + std::to_string(order.size() - started) +
+                      " resident blocks wait, " + std::to_string(grid.waiting) +
                       " have not started");
     if (!now->over()) continue;
     try {
@@ -98,10 +117,14 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
     } catch (...) {
       for (auto& other : resident)
         if (other && other.get() != now) other->abandon();
+      last = nullptr;
       throw;
     }
     --live;
-    start(slot);
+    const std::size_t first = slot - slot % cluster;
+    bool all = true;  // of the cluster have ended: until then others may look into its memory
+    for (std::size_t i = first; i < first + cluster; ++i) all = all && resident[i]->ended();
+    if (all) start(first);
   }
   for (const auto& write : grid.results) write();
   if (grid.races)

@@ -36,6 +36,10 @@ enum class Space : std::uint8_t { shared, global };
 
 class Order {
  public:
+  /// All epochs of everybody so far: what is known when a launch has ended.
+  std::shared_ptr<const Epochs> everything() const {
+    return std::make_shared<const Epochs>(next_, ~std::uint32_t{0});
+  }
   /// A number for somebody more.
   std::size_t add(std::size_t count = 1) { return std::exchange(next_, next_ + count); }
   /// Numbers for the threads of a block more: the first.
@@ -50,11 +54,12 @@ class Order {
               static_cast<std::uint32_t>(blocks_.size()));
     return first;
   }
+  /// Which thread of its block it is.
+  std::size_t index_in_block(std::size_t t) const { return t - blocks_[block_[t] - 1].first; }
   /// Whether both are threads of one warp.
   bool one_warp(std::size_t a, std::size_t b) const {
     if (!is_thread(a) || !is_thread(b) || block_[a] != block_[b]) return false;
-    const std::size_t first = blocks_[block_[a] - 1].first;
-    return (a - first) / 32 == (b - first) / 32;
+    return index_in_block(a) / 32 == index_in_block(b) / 32;
   }
   bool is_thread(std::size_t who) const { return who < block_.size() && block_[who] != 0; }
   /// The epoch of what thread t does now.

@@ -9,9 +9,15 @@ namespace attn::emulator {
 std::size_t Races::add_threads(std::size_t count) {
   const std::size_t first = order_.add_threads(count);
   block_.resize(first + count);
+  named_by_.resize(first + count, static_cast<std::uint32_t>(names_.size()));
   recent_.resize(first + count);
   fences_.resize(first + count);
   return first;
+}
+
+std::string Races::thread_name(std::size_t t, std::uint32_t block) const {
+  const std::string name = names_[named_by_[t] - 1](order_.index_in_block(t), block);
+  return named_by_[t] < names_.size() ? name + " of the launch before" : name;
 }
 
 void Races::start_block(std::size_t first, std::size_t count, std::uint32_t block) {
@@ -247,7 +253,7 @@ std::string Races::done(const Event& event) const {
                   : event.kind == Kind::write ? "written by "
                                               : "changed by ";
   if (event.what) s.append(event.what).append(" of ");
-  return s.append(thread_(event.thread, event.block)).append(" at ").append(event.where.text());
+  return s.append(thread_name(event.thread, event.block)).append(" at ").append(event.where.text());
 }
 
 std::string Races::text(const Event& before, const Event& now, const std::string& where) const {

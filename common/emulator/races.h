@@ -127,12 +127,14 @@ class Shadow {
 
 class Races {
  public:
-  /// What is said of a byte of some memory, "byte 8 of shared memory", and of a thread by number
-  /// and by the block that had it, "thread (3,0,0) of block (1,0,0)".
+  /// What is said of a byte of some memory, "byte 8 of shared memory", and of thread t of a block,
+  /// "thread (3,0,0) of block (1,0,0)".
   using Name = std::function<std::string(std::size_t)>;
   using ThreadName = std::function<std::string(std::size_t thread, std::uint32_t block)>;
-  explicit Races(ThreadName thread) : thread_(std::move(thread)), events_(1) {}
+  Races() : events_(1) {}
   Order& order() { return order_; }
+  /// What the threads that are added from here on are called: those of a launch.
+  void name_threads(ThreadName name) { names_.push_back(std::move(name)); }
   /// The threads of one more resident block: the number of the first.
   std::size_t add_threads(std::size_t count);
   /// From here on these threads are those of another block.
@@ -267,10 +269,13 @@ class Races {
     std::shared_ptr<const Epochs> block, gpu;  // what it knew at its last fence of that scope
     Meeting seen;                              // what it will know at its next one
   };
-  ThreadName thread_;
+  std::string thread_name(std::size_t t, std::uint32_t block) const;
+
+  std::vector<ThreadName> names_;
   Order order_;
   // The vectors are by a thread's number.
   std::vector<std::uint32_t> block_;
+  std::vector<std::uint32_t> named_by_;  // 1 + the index in names_
   std::vector<Event> events_;
   std::vector<Recents> recent_;
   std::vector<Fences> fences_;

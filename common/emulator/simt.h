@@ -37,7 +37,6 @@
 ///   - rounding of the fast functions (__expf and so on): they are as exact as the host's;
 ///   - the proxies of memory, but for the fence before TMA and, where races are looked for, wgmma
 ///     read what ordinary code or cp.async wrote to shared memory;
-///   - clusters and distributed shared memory;
 ///   - `__shared__` variables of functions that a kernel calls: they are refused at the first write;
 ///   - the static shared memory of a program without symbols (`strip`): it starts as 0, all
 ///     resident blocks share one copy, and its races are not found.
@@ -133,21 +132,35 @@ struct Kernel {
   std::function<void()> run;       ///< one thread of it
   const void* function = nullptr;  ///< where its code is
   bool instrumented = false;       ///< the compiler reports its accesses to memory
+  unsigned cluster = 1;            ///< blocks of a cluster, along x
+  bool dependent = false;          ///< may begin before the launch before it has ended
 };
 
 class Block;
+
+/// The blocks of a cluster, which start together, and their barrier.
+struct Cluster {
+  std::vector<Block*> blocks;                             // by rank
+  std::size_t arrived = 0, left = 0, phase = 0;           // threads
+  Meeting meeting;                                        // of those who have arrived
+  std::shared_ptr<const Epochs> known = std::make_shared<const Epochs>();  // in the end of a phase
+  std::vector<std::pair<Block*, std::size_t>> waiting;    // threads
+};
 
 /// What the blocks of a launch share.
 struct Grid {
   const Kernel& kernel;
   std::vector<StaticShared> variables;  ///< the kernel's `__shared__` variables
   ThreadVariables statics;              ///< all of the program's
-  /// Of all resident blocks, if those in global memory are looked for.
-  std::unique_ptr<Races> races;
+  /// Of all resident blocks, if those in global memory are looked for, or in clusters; a dependent
+  /// launch goes on with those of the launch before it.
+  std::shared_ptr<Races> races;
   Stacks& stacks;
   /// What TMA has still to write to global memory when its block has ended: the end of the kernel
   /// alone says that it has.
   std::vector<std::function<void()>> results;
+  /// Of a dependent launch: all that the one before it has done.
+  std::shared_ptr<const Epochs> before;
   Block* inside = nullptr;  ///< whose bytes the variables hold
   std::size_t spins = 0;    ///< turns in a row that ended before an atomic, and nowhere else
   std::size_t slices = 0;   ///< time slices in a row that have been used up
@@ -167,7 +180,7 @@ class Block {
   /// Of the resident blocks it is number `slot`; its threads' numbers begin at `first_number` where
   /// the grid looks for races.
   Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_t seed, Grid& grid,
-        std::size_t slot, std::size_t first_number);
+        std::size_t slot, std::size_t first_number, std::shared_ptr<Cluster> cluster);
   ~Block();
 
   /// Up to `turns` turns of threads, each until it waits. Whether there was any.
@@ -175,6 +188,8 @@ class Block {
   /// "thread (3,0,0) of block (1,0,0)"
   std::string thread_name(std::size_t t) const { return name(t) + " of block " + index_.text(); }
   bool over() const { return failure_ || exited_ == threads_.size(); }
+  /// finish() has been called.
+  bool ended() const { return ended_; }
   /// After the last step: throws KernelError if something was wrong.
   void finish();
   /// Lets every thread leave its kernel: the stacks are used again.
@@ -229,6 +244,27 @@ class Block {
   void wait_syncwarp(Place place, unsigned mask);
   /// The lanes of the calling thread's warp that exist: a block need not be a multiple of 32.
   unsigned full_mask() const;
+
+  // ---- clusters ---------------------------------------------------------------------------------
+  unsigned cluster_rank() const { return rank_; }
+  unsigned cluster_size() const { return static_cast<unsigned>(cluster_->blocks.size()); }
+  /// The address in the shared memory of block `rank` of the cluster that `at` is in this block's
+  /// (`mapa`).
+  void* map_shared(const char* what, Place place, const void* at, unsigned rank) const;
+  /// An instruction accesses the shared memory of any block of the cluster.
+  void access_cluster(Kind kind, const char* what, Place place, const void* at, std::size_t bytes);
+  /// `barrier.cluster.arrive` and `.wait`: what its threads did before they arrived is known after.
+  void cluster_arrive(const char* what, Place place);
+  void cluster_wait(const char* what, Place place);
+  /// The same as of this block's own barriers, of any block of the cluster.
+  void mbarrier_arrive_cluster(const char* what, Place place, const void* at);
+  /// A copy to the shared memory of block `rank`, whose barrier counts it.
+  void mbarrier_copy_to(unsigned rank, const char* what, Place place, const void* at, void* to,
+                        std::size_t bytes, std::function<void()> work, const BlockList& source);
+
+  // ---- dependent launches -----------------------------------------------------------------------
+  /// `griddepcontrol.wait`: from here on this thread knows all of the launch before.
+  void grid_dependency_wait();
 
   // ---- work in flight ---------------------------------------------------------------------------
   /// `cp.async` of 16 bytes to `to`, of which the first `bytes` come from `from`; `work` does it.
@@ -309,6 +345,10 @@ class Block {
   void fail_later(const std::string& line) noexcept;
 
  private:
+  // Whose shared memory of the cluster's holds `at`.
+  Block& owner_of(const char* what, Place place, const void* at) const;
+  void leave_cluster();
+
   enum class State { kReady, kWaiting, kPolling, kExited, kLost };
   struct alignas(64) Thread {  // what every change of threads needs lies in one line of the cache
     Fiber fiber;
@@ -321,6 +361,7 @@ class Block {
     const std::function<bool()>* there = nullptr;  // when it polls
     const void* barrier = nullptr;                 // the mbarrier that it waits at
     std::size_t resized = 0;                       // calls of setmaxnreg
+    std::size_t cluster_phase = 0;                 // in which it has arrived, from 1 on; 0: not
     AsyncWork work;
   };
   struct Collective {
@@ -380,7 +421,8 @@ class Block {
   void require_whole_warps(const char* what, Place place, const Named& barrier) const;
 
   MBarrier& mbarrier_of(const char* what, Place place, const void* at);
-  void end_phase(MBarrier& barrier);
+  void end_phase(Block& owner, MBarrier& barrier);
+  void end_cluster_phase();
   unsigned launched_registers() const;
   std::size_t round_up_to_warps() const { return warps_.size() * kWarpSize; }
   std::string name(std::size_t t) const { return "thread " + threads_[t].index.text(); }
@@ -421,6 +463,8 @@ class Block {
   Random random_;
   Grid& grid_;
   std::size_t slot_, first_number_;
+  std::shared_ptr<Cluster> cluster_;
+  unsigned rank_;
   std::size_t shared_bytes_;
   std::unique_ptr<std::byte[], FreeShared> shared_;
   std::vector<Thread> threads_;
@@ -448,6 +492,7 @@ class Block {
   std::vector<std::size_t> product_numbers_;  // of each warp's products (order.h)
   static constexpr unsigned kMaxAtomicYields = 256;
   unsigned atomic_yields_ = 0;  // since the late warp last ran
+  bool ended_ = false;
   bool paused_ = false;         // the thread that ran last has let others run
   bool spins_ = false;          // it has come back from an atomic to no barrier
   bool slice_ = false;          // it has used up its time slice
