@@ -396,9 +396,12 @@ void Block::mbarrier_copy_to(unsigned rank, const char* what, Place place, const
     writes.proxy = Space::shared;
     owner.async_access(writes, to, bytes);
     Races::Access reads = async(barrier.who, epoch, Kind::read, what, place);
-    reads.proxy = Space::global;
-    if (grid_.races)
-      source([&](const void* first, std::size_t n) { async_access(reads, first, n); });
+    source([&](const void* first, std::size_t n) {
+      const bool is_shared = shared_byte(first).has_value();
+      if (!is_shared && !grid_.races) return;
+      reads.proxy = is_shared ? Space::shared : Space::global;
+      async_access(reads, first, n);
+    });
   }
   const bool ends = [&] {
     const Internal internal(internal_);

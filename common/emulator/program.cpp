@@ -9,6 +9,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -184,8 +185,21 @@ std::size_t launch_bounds(const void* function) {
 }
 
 namespace {
+
 std::string ask_addr2line(std::uintptr_t offset);
+
+// A step is compiled through a file of one line that includes it; addr2line of binutils 2.40 names
+// that one for lines of the first functions.
+std::string included_by(const std::string& path) {
+  if (path.find("/emulated/") == path.npos) return path;
+  std::string line;
+  std::getline(std::ifstream(path), line);
+  const auto first = line.find('"'), end = line.rfind('"');
+  return line.rfind("#include", 0) == 0 && first < end ? line.substr(first + 1, end - first - 1)
+                                                       : path;
 }
+
+}  // namespace
 
 std::string line_of(std::uintptr_t return_address) {
   const std::uintptr_t offset = return_address - 1 - loaded().base;  // the call is before it
@@ -209,7 +223,7 @@ std::string ask_addr2line(std::uintptr_t offset) {
       last = text;
       const auto colon = last.find_last_of(':');
       if (colon == last.npos || last[0] == '?') continue;
-      const std::string path = last.substr(0, colon);
+      const std::string path = included_by(last.substr(0, colon));
       const long number = std::strtol(last.c_str() + colon + 1, nullptr, 10);
       if (number <= 0) continue;
       any = place_text(path, number);

@@ -267,6 +267,8 @@ std::string Races::text(const Event& before, const Event& now, const std::string
   // Who issued it goes on at once, and knows that it is done after a wait.
   if (by_itself(before) && !order_.knows(before.thread, before.who, before.epoch))
     return s + " before a wait for it";
+  if (named_by_[before.thread] != named_by_[now.thread])
+    return s + " with no wait_for_launch_before between";
   if (before.block != now.block) return s + " with no release and acquire between";
   return s + " with no barrier between";
 }

@@ -72,6 +72,22 @@ constexpr int hopper_mode(int columns, bool registers, bool transposed_b, int ti
 // rows of the result: the last 4 of 64 are outside the tensor
 inline constexpr int kHopperRows = 60;
 
+/// What a kernel of cluster_kernels.cu leaves out.
+enum ClusterFault {
+  kNoClusterFault,
+  kNoWaitForBulk,
+  kNoFenceBeforeBulk,
+  kReadAlone,
+  kNoWaitForReduction,
+  kRefillEarly,
+  kBlockBarrierAlone,
+  kNoWaitForPeer,
+  kNoClusterSyncAtEnd,
+  kNoDependencyWait
+};
+/// Floats of a row of them.
+inline constexpr unsigned kBulkRow = 256;
+
 /// Largest block of the kernels that reverse it through static shared memory.
 inline constexpr int kMaxThreads = 128;
 
@@ -95,6 +111,10 @@ ATTN_DECLARE_TEST_KERNEL(copy_partial);
 ATTN_DECLARE_TEST_KERNEL(copy_two_groups);
 ATTN_DECLARE_TEST_KERNEL(add_quads);
 ATTN_DECLARE_TEST_KERNEL(hopper_product);    // hopper_kernels.cu
+ATTN_DECLARE_TEST_KERNEL(bulk_sum);          // cluster_kernels.cu
+ATTN_DECLARE_TEST_KERNEL(cluster_ring);
+ATTN_DECLARE_TEST_KERNEL(multicast);
+ATTN_DECLARE_TEST_KERNEL(two_launches);
 ATTN_DECLARE_TEST_KERNEL(shuffles);          // simt_kernels.cu
 ATTN_DECLARE_TEST_KERNEL(votes);
 ATTN_DECLARE_TEST_KERNEL(count_threads);
