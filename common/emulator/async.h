@@ -20,8 +20,25 @@
 namespace attn::emulator {
 
 /// Whether asynchronous work happens at once, on this thread of the host: then a copy overtakes
-/// those who still read what it writes over.
-inline thread_local constinit bool early_copies = false;
+/// those who still read what it writes over. `mixed_copies`: each piece of work at once or late, by
+/// chance.
+inline thread_local constinit bool early_copies = false, mixed_copies = false;
+/// SplitMix64: small, seedable and good enough to shuffle a schedule.
+struct Random {
+  std::uint64_t state;
+  std::uint64_t next() {
+    std::uint64_t z = state += 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+  }
+  std::size_t below(std::size_t n) {  // a division takes as long as a change of stacks
+    return static_cast<std::size_t>((n & (n - 1)) == 0 ? next() & (n - 1) : next() % n);
+  }
+};
+/// Draws what is early, if that is up to chance.
+inline thread_local constinit Random chance{0};
+inline bool happens_early() { return mixed_copies ? chance.below(2) == 0 : early_copies; }
 
 /// Asynchronous work of one thread: it happens as late as a wait allows, so that a kernel which
 /// forgets the wait sees the old bytes. Group n is that of the n-th commit, from 1 on.
@@ -32,8 +49,13 @@ class AsyncQueue {
 
   /// The group that work added now will be in.
   std::uint32_t open_group() const { return committed_ + 1; }
-  void add(std::function<void()> work) {
-    if (early_copies) work(), work = [] {};
+  /// Whether work added now happens at once: work of one queue stays in order.
+  bool early() const { return happens_early() && in_flight_ == 0; }
+  void add(bool early, std::function<void()> work) {
+    if (early)
+      work(), work = nullptr;
+    else
+      ++in_flight_;
     open_.push_back(std::move(work));
   }
   void commit() {
@@ -43,7 +65,8 @@ class AsyncQueue {
   /// Does the work of all groups but the newest `pending`. The last group that is done.
   std::uint32_t wait(std::size_t pending) {
     while (groups_.size() > pending) {
-      for (auto& work : groups_.front()) work();
+      for (auto& work : groups_.front())
+        if (work) work(), --in_flight_;
       groups_.erase(groups_.begin());
     }
     return committed_ - static_cast<std::uint32_t>(groups_.size());
@@ -58,6 +81,7 @@ class AsyncQueue {
   std::vector<std::function<void()>> open_;                 // not yet committed
   std::vector<std::vector<std::function<void()>>> groups_;  // committed, oldest first
   std::uint32_t committed_ = 0;
+  std::size_t in_flight_ = 0;  // pieces of work
 };
 
 /// What one thread has in flight.
@@ -129,10 +153,10 @@ class MBarrier {
     return bytes_ == 0 || !waiting_.empty();
   }
   /// A copy of `bytes` bytes. Whether the phase is to end if it can.
-  bool copy(std::size_t bytes, std::function<void()> work) {
+  bool copy(std::size_t bytes, bool early, std::function<void()> work) {
     const auto size = static_cast<std::ptrdiff_t>(bytes);
     copied_ = true, copied_in_ = phase_;
-    if (early_copies) {
+    if (early) {
       work();
       bytes_ -= size;
     } else {

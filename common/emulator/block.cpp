@@ -10,6 +10,8 @@ namespace {
 // Turns of threads in a row that end before an atomic: after many, more blocks start; more than
 // kMaxSpins are a deadlock. A time slice that is used up counts for as many as take as long.
 constexpr std::size_t kMaxSpins = 1'000'000, kManySpins = 20'000, kSpinsOfSlice = 16'384;
+// Where warps are late in turn: about so many turns of threads each.
+constexpr std::size_t kTurnsOfLateWarp = 256;
 
 }  // namespace
 
@@ -51,7 +53,9 @@ Block::Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_
     shared_name_ = [this](std::size_t byte) { return shared_name(byte); };
   }
   looks_closer_ = !grid.variables.empty() || grid.races;
-  if (random_.below(2) == 0) late_warp_ = random_.below(warps_.size());
+  const bool some = random_.below(2) == 0;
+  const std::size_t warp = random_.below(warps_.size());
+  if (some || late_warps != LateWarps::half) late_warp_ = warp;
   for (std::size_t t = 0; t < threads_.size(); ++t) {
     threads_[t].index = index_in(extent, static_cast<std::uint32_t>(t));
     std::byte* const stack = grid.stacks[global_number(t)];
@@ -93,6 +97,7 @@ bool Block::step(std::size_t turns) {
 // Whose turn is next: running_. None is if this step, or the block, has come to its end.
 bool Block::choose() {
   if (turns_ == 0 || over()) return false;
+  if (late_warps == LateWarps::in_turn && random_.below(kTurnsOfLateWarp) == 0) change_late_warp();
   // Whoever spins on an atomic may spin for the late warp.
   const bool late = !late_.empty() && (ready_.empty() || atomic_yields_ >= kMaxAtomicYields);
   if (late) atomic_yields_ = 0;
@@ -106,6 +111,17 @@ bool Block::choose() {
   running_ = ready.back();
   ready.pop_back();
   return true;
+}
+
+// Another warp is late from here on, or none.
+void Block::change_late_warp() {
+  ready_.insert(ready_.end(), late_.begin(), late_.end());
+  late_.clear();
+  late_warp_ = random_.below(warps_.size() + 1);
+  std::erase_if(ready_, [&](std::size_t t) {
+    if (t / kWarpSize == late_warp_) late_.push_back(t);
+    return t / kWarpSize == late_warp_;
+  });
 }
 
 void Block::begin_turn() {
@@ -389,7 +405,8 @@ void Block::mbarrier_copy_to(unsigned rank, const char* what, Place place, const
     access_cluster(Kind::atomic, what, place, at, sizeof(std::uint64_t));
   // While it is in flight nobody knows what is there: whoever still reads, or reads too early, gets
   // NaN.
-  if (!early_copies) std::memset(to, 0xFF, bytes);
+  const bool early = happens_early();
+  if (!early) std::memset(to, 0xFF, bytes);
   if (races_) {
     const std::uint32_t epoch = barrier.phase() + 1;
     Races::Access writes = async(barrier.who, epoch, Kind::write, what, place);
@@ -405,7 +422,7 @@ void Block::mbarrier_copy_to(unsigned rank, const char* what, Place place, const
   }
   const bool ends = [&] {
     const Internal internal(internal_);
-    return barrier.copy(bytes, std::move(work));
+    return barrier.copy(bytes, early, std::move(work));
   }();
   if (ends) end_phase(owner, barrier);
 }

@@ -208,7 +208,7 @@ void Block::copy_async(const char* what, Place place, void* to, const void* from
     if (grid_.races && bytes > 0) async_access(reads, from, bytes);
   }
   const Internal internal(internal_);
-  copies.add(std::move(work));
+  copies.add(copies.early(), std::move(work));
 }
 void Block::copy_commit() { threads_[running_].work.copies.commit(); }
 void Block::copy_wait(std::size_t pending) {
@@ -238,9 +238,10 @@ void Block::store_async(const char* what, Place place, std::function<Write()> re
       results([&](const void* first, std::size_t bytes) { async_access(writes, first, bytes); });
   }
   const Internal internal(internal_);
-  mine.stores.add([&mine, group = mine.stores.open_group(), read = std::move(read)] {
+  const bool early = mine.stores.early();
+  mine.stores.add(early, [&mine, early, group = mine.stores.open_group(), read = std::move(read)] {
     Write write = read();
-    if (early_copies)
+    if (early)
       write();
     else
       mine.results.emplace_back(group, std::move(write));
@@ -296,7 +297,8 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
   leave_if_failed();
   AsyncWork& mine = threads_[running_].work;
   if (!mine.registers_fenced) fail("wgmma", place, "without wgmma_fence since the last wait");
-  if (!accumulate && !early_copies)
+  const bool early = mine.products.early();
+  if (!accumulate && !early)
     std::memset(d.at, 0xFF, d.bytes);  // nobody knows what they hold until the wait
   const auto written_since_fence = [&](Registers r) {
     const auto* const first = static_cast<const std::byte*>(r.at);
@@ -326,7 +328,7 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
     });
   }
   const Internal internal(internal_);
-  mine.products.add(std::move(work));
+  mine.products.add(early, std::move(work));
 }
 
 void Block::product_commit() { threads_[running_].work.products.commit(); }

@@ -44,6 +44,7 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
   const std::size_t most_resident =
       most_resident_blocks > 0 ? most_resident_blocks : 132 * std::max<std::size_t>(fit, 1);
   Random random{schedule_seed};
+  chance = {~schedule_seed};
   // The blocks of a cluster follow each other, and start together.
   std::vector<std::uint32_t> order(extent.count() / cluster);
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint32_t>(i);

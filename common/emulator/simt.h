@@ -9,8 +9,9 @@
 /// race shows as a wrong result. Besides, races are found as such, with both lines (races.h).
 ///
 /// If all warps were equally likely, they would advance together, and a race between two distant
-/// lines would never show. So half of the blocks have a late warp: it runs when no other thread
-/// can.
+/// lines would never show. So blocks have a late warp: it runs when no other thread can. And work
+/// that goes on by itself (a copy, a product) happens as late as a wait allows, or at once, or either
+/// by chance (run/schedule.h).
 ///
 /// Some blocks are resident at a time, and run interleaved; another one starts when one has ended.
 /// Before a plain store to global memory (a GlobalBuffer) the scheduler may switch threads, so that
@@ -93,6 +94,10 @@ inline constexpr std::size_t kWarpSize = 32, kWarpgroupSize = 128;
 
 /// The seed of every schedule that follows on this thread of the host.
 inline thread_local constinit std::uint64_t schedule_seed = 0;
+/// Which blocks have a late warp: half of them, by chance; all; or all, each warp in its turn, for a
+/// while, by chance.
+enum class LateWarps { half, all, in_turn };
+inline thread_local constinit LateWarps late_warps = LateWarps::half;
 /// Blocks that run interleaved; more where all of them wait, until there are as many as a GPU holds
 /// (0: one of 132 multiprocessors). A kernel that waits for more than that deadlocks, as on a GPU.
 inline thread_local constinit std::size_t resident_blocks = 4, most_resident_blocks = 0;
@@ -107,20 +112,6 @@ inline thread_local constinit std::uint64_t tensor_flop = 0;
 /// file, line, block and thread.
 struct KernelError : std::runtime_error {
   using std::runtime_error::runtime_error;
-};
-
-/// SplitMix64: small, seedable and good enough to shuffle a schedule.
-struct Random {
-  std::uint64_t state;
-  std::uint64_t next() {
-    std::uint64_t z = state += 0x9e3779b97f4a7c15ull;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-  }
-  std::size_t below(std::size_t n) {  // a division takes as long as a change of stacks
-    return static_cast<std::size_t>((n & (n - 1)) == 0 ? next() & (n - 1) : next() % n);
-  }
 };
 
 /// Reads of ordinary code until the running thread has used up its time slice.
@@ -417,6 +408,7 @@ class Block {
   void meet_warp(const char* what, Place place, unsigned mask, void* mine, const Finish& finish,
                  bool orders = false);
   void bring_variables();
+  void change_late_warp();
   std::shared_ptr<const Epochs> open_block_barrier();
   void require_whole_warps(const char* what, Place place, const Named& barrier) const;
 

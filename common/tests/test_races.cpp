@@ -230,7 +230,7 @@ __global__ void own_variable(void** at) {
 TEST_CASE("a barrier in shared memory is memory: who uses it has to know of its mbarrier_init",
           "[emulator][races]") {
   int races = 0;
-  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 400; ++seed) {  // thread 0 is first in one of 64
     CHECK(message(seed, 0, dim3(1), dim3(64), arrive_early, true) == "");
     const std::string said = message(seed, 0, dim3(1), dim3(64), arrive_early, false);
     INFO(said);
