@@ -13,6 +13,14 @@ constexpr std::size_t kMaxSpins = 1'000'000, kManySpins = 20'000, kSpinsOfSlice 
 // Where warps are late in turn: about so many turns of threads each.
 constexpr std::size_t kTurnsOfLateWarp = 256;
 
+// Fills the stack below its caller, where a kernel's variables will lie: one that nobody has set is
+// NaN, or -1, as a register holds anything. More bytes take longer than a small kernel.
+[[gnu::noinline]] void poison_stack() {
+  std::byte bytes[4096];
+  std::memset(bytes, 0xFF, sizeof bytes);
+  asm volatile("" ::"r"(bytes) : "memory");
+}
+
 }  // namespace
 
 std::string Index3::text() const {
@@ -182,6 +190,7 @@ void Block::abandon() {
 
 void Block::thread_main(Thread& self) {
   try {
+    poison_stack();
     if (!failure_) grid_.kernel.run();
   } catch (const Abandoned&) {
   } catch (...) {

@@ -8,7 +8,6 @@
 #include <boost/context/fiber.hpp>
 #include <boost/context/preallocated.hpp>
 #include <cstddef>
-#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -53,8 +52,6 @@ class Fiber {
   /// the fiber that goes on when it has ended.
   template <class Body>
   void start(std::byte* stack, Body body) {
-    // A variable that nobody has set is NaN, or -1: mostly a register, which holds anything.
-    std::memset(stack + Stacks::kBytes - kPoisoned, 0xFF, kPoisoned);
     boost::context::stack_context context;
     context.sp = stack + Stacks::kBytes;
     context.size = Stacks::kBytes;
@@ -85,8 +82,6 @@ class Fiber {
   }
 
  private:
-  // Of the stack's end, where a kernel's variables mostly lie: more takes longer than the kernel.
-  static constexpr std::size_t kPoisoned = 4096;
   struct StackIsNotOurs {
     void deallocate(boost::context::stack_context&) noexcept {}
   };

@@ -309,6 +309,25 @@ TEST_CASE("a barrier that some threads never reach is reported", "[emulator]") {
     CHECK(launch_with_seed(1, barrier_for_some, dim3(1), dim3(64), threads).ok());
 }
 
+// An accumulator that nobody has cleared.
+[[gnu::noinline]] __device__ void keep_in_memory(float* p) { asm volatile("" ::"r"(p) : "memory"); }
+__global__ void add_to_nothing(float* out) {
+  float sum[4];
+  keep_in_memory(sum);
+  for (float& x : sum) x += 1;
+  out[threadIdx.x] = sum[threadIdx.x % 4];
+}
+TEST_CASE("a variable that nobody has set is NaN", "[emulator]") {
+  for (const bool races : {false, true})
+    for (int round = 0; round < 3; ++round) {
+      std::vector<float> out(64, 0);
+      emulator::find_races = races;
+      REQUIRE(launch_with_seed(1, add_to_nothing, dim3(1), dim3(64), out.data()).ok());
+      emulator::find_races = false;
+      for (const float x : out) REQUIRE(std::isnan(x));
+    }
+}
+
 TEST_CASE("threads that have left do not count at a barrier", "[emulator]") {
   for (int seed = 1; seed <= kSeeds; ++seed)
     for (const unsigned threads : {1u, 40u, 63u}) {
