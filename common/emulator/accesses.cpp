@@ -130,7 +130,10 @@ ATTN_ATOMICS(8, char)
 ATTN_ATOMICS(32, int)
 ATTN_ATOMICS(64, long)
 void __tsan_init() {}
-void __tsan_func_entry(void*) {}
+void __tsan_func_entry(void*) {
+  using namespace attn::emulator;
+  if (entering_block) entering_block->entered(__builtin_return_address(0));
+}
 void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}

@@ -136,6 +136,8 @@ void Block::begin_turn() {
   const Thread& thread = threads_[running_];
   stack_ = thread.stack;
   threadIdx = thread.index;
+  reading_block = races_ ? this : nullptr;
+  entering_block = nullptr;
   spins_ = slice_ = false;
   reads_left = kSlice;
 }
@@ -191,7 +193,10 @@ void Block::abandon() {
 void Block::thread_main(Thread& self) {
   try {
     poison_stack();
+    entries_ = 0;
+    entering_block = std::exchange(reading_block, nullptr) ? this : nullptr;
     if (!failure_) grid_.kernel.run();
+    reading_block = races_ ? this : nullptr;
   } catch (const Abandoned&) {
   } catch (...) {
     if (!failure_) failure_ = std::current_exception();
@@ -204,16 +209,26 @@ void Block::thread_main(Thread& self) {
     open_block_barrier();
 }
 
+// The kernel's own code, or else the second function: the first one calls it.
+void Block::entered(const void* code) noexcept {
+  constexpr std::size_t kNear = 256;
+  const auto* const kernel = static_cast<const std::byte*>(grid_.kernel.function);
+  if (static_cast<std::size_t>(static_cast<const std::byte*>(code) - kernel) >= kNear &&
+      ++entries_ < 2)
+    return;
+  entering_block = nullptr;
+  reading_block = this;
+}
+
 // Called by the host, who goes on after the step's last turn.
 void Block::resume(std::size_t t) {
   running_ = t;
   blockIdx = index_;
   blockDim = extent_;
   running_block = this;
-  reading_block = races_ ? this : nullptr;
   begin_turn();
   host_.go_on_with(threads_[t].fiber);
-  running_block = reading_block = nullptr;
+  running_block = reading_block = entering_block = nullptr;
 }
 
 void Block::stop() {

@@ -161,6 +161,9 @@ struct Grid {
 
 /// The block that runs now, or null; and the same if somebody wants to know what its threads read.
 inline thread_local constinit Block *running_block = nullptr, *reading_block = nullptr;
+/// The block whose thread begins, until it is in the kernel: what brings it there reads the kernel's
+/// arguments, and is not looked at.
+inline thread_local constinit Block* entering_block = nullptr;
 
 /// One thread block: its threads, its barriers, its shared memory and its schedule.
 class Block {
@@ -176,6 +179,8 @@ class Block {
 
   /// Up to `turns` turns of threads, each until it waits. Whether there was any.
   bool step(std::size_t turns);
+  /// From the compiler: a function has been entered, the kernel or what calls it.
+  void entered(const void* code) noexcept;
   /// "thread (3,0,0) of block (1,0,0)"
   std::string thread_name(std::size_t t) const { return name(t) + " of block " + index_.text(); }
   bool over() const { return failure_ || exited_ == threads_.size(); }
@@ -485,6 +490,7 @@ class Block {
   static constexpr unsigned kMaxAtomicYields = 256;
   unsigned atomic_yields_ = 0;  // since the late warp last ran
   bool ended_ = false;
+  int entries_ = 0;             // functions that the thread which begins has entered
   bool paused_ = false;         // the thread that ran last has let others run
   bool spins_ = false;          // it has come back from an atomic to no barrier
   bool slice_ = false;          // it has used up its time slice
