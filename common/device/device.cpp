@@ -161,8 +161,8 @@ DeviceBuffer::DeviceBuffer(Device device, std::string name, int64_t bytes)
   if (base_ == nullptr)
     throw DeviceError(fmt::format("{}: the host gave no {} bytes; {} are free", name_, total,
                                   free_bytes(device)));
-  emulated_ =
-      std::make_unique<emulator::GlobalBuffer>(name_, data(), static_cast<std::size_t>(bytes));
+  emulated_ = std::make_unique<emulator::GlobalBuffer>(
+      name_, data(), static_cast<std::size_t>(bytes), static_cast<std::size_t>(kGuardBytes));
   std::memset(base_, kGuardByte, kGuardBytes);
   std::memset(base_ + kGuardBytes + bytes, kGuardByte, kGuardBytes);
   unpoison_guards(false);

@@ -37,15 +37,16 @@ struct Unwatched {
 };
 #endif
 
-// When the running thread has used up its time slice, its next reads are looked at: a loop that waits
-// for a word reads no more than a few, again and again.
+// When the running thread has used up its time slice, its next reads are looked at: a loop that
+// waits for a word reads no more than a few, again and again.
 constexpr int kLookedAt = 24, kFew = 4;
 thread_local constinit int looked_at = 0, distinct = 0;
 thread_local constinit const void* places[kFew] = {};
 
 void count_slice(attn::emulator::Block& block, const void* at, const void* caller) {
   const void* const* const end = places + std::min(distinct, kFew);
-  const bool known = std::any_of(static_cast<const void* const*>(places), end, [&](const void* p) { return p == at; });
+  const bool known = std::any_of(static_cast<const void* const*>(places), end,
+                                 [&](const void* p) { return p == at; });
   if (!known && distinct < kFew) places[distinct] = at;
   distinct += !known;
   attn::emulator::reads_left = 1;

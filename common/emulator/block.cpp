@@ -1,5 +1,6 @@
 // A block's threads, its schedule and its barriers.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "emulator/simt.h"
@@ -112,7 +113,8 @@ bool Block::choose() {
   std::vector<std::size_t>& ready = late ? late_ : ready_;
   if (ready.empty()) {
     // A barrier may open from another block of the cluster.
-    if (polling_.empty() && cluster_->blocks.size() == 1) failure_ = std::make_exception_ptr(KernelError(deadlock_text()));
+    if (polling_.empty() && cluster_->blocks.size() == 1)
+      failure_ = std::make_exception_ptr(KernelError(deadlock_text()));
     return false;
   }
   std::swap(ready[random_.below(ready.size())], ready.back());
@@ -271,10 +273,16 @@ void Block::end_slice(const void* caller, bool waits) noexcept {
     if (waits) atomic_yields_ = kMaxAtomicYields;  // perhaps for the late warp
     pause();
   }
-  if (!failure_ || !waits) return;
+  if (failure_ && waits) lose("");
+}
+
+// Through ordinary code nothing can be thrown: what this thread has on its stack is lost.
+void Block::lose(const std::string& line) noexcept {
+  if (!line.empty()) fail_later(line);
+  Thread& self = threads_[running_];
   self.state = State::kLost;
-  Fiber& host = host_;
-  threads_[running_].fiber.go_on_with(host);
+  self.fiber.go_on_with(host_);
+  std::abort();  // nobody goes on with it
 }
 
 void Block::make_ready(std::size_t t) {
@@ -375,7 +383,7 @@ void Block::require_whole_warps(const char* what, Place place, const Named& barr
     for (std::size_t t = first; t < end; ++t)
       lanes += times(t) > 0, most = std::max<std::size_t>(most, times(t));
     for (std::size_t t = first; t < end; ++t)
-      if (lanes > 0 && times(t) != most && threads_[t].state != State::kExited)
+      if (lanes > 0 && times(t) != most)
         fail(what, place,
              "while of the warp of " + name(first) + " " + std::to_string(lanes) + " of " +
                  std::to_string(end - first) +
@@ -589,8 +597,8 @@ std::string Block::deadlock_text() const {
 
 Block& Block::owner_of(const char* what, Place place, const void* at) const {
   for (Block* block : cluster_->blocks)
-    if (const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(at) -
-                                                     block->shared_.get());
+    if (const auto offset =
+            static_cast<std::size_t>(static_cast<const std::byte*>(at) - block->shared_.get());
         offset < block->shared_bytes_) {
       if (block != this && block->over())
         fail(what, place,
@@ -627,8 +635,7 @@ void Block::access_cluster(Kind kind, const char* what, Place place, const void*
 void Block::cluster_arrive(const char* what, Place place) {
   leave_if_failed();
   Thread& self = threads_[running_];
-  if (self.cluster_phase > cluster_->phase)
-    fail(what, place, "twice without cluster_wait between");
+  if (self.cluster_phase > cluster_->phase) fail(what, place, "twice without cluster_wait between");
   self.cluster_phase = cluster_->phase + 1;
   arrive(cluster_->meeting, running_);
   ++cluster_->arrived;
@@ -638,8 +645,7 @@ void Block::cluster_arrive(const char* what, Place place) {
 }
 
 void Block::end_cluster_phase() {
-  cluster_->known =
-      std::make_shared<const Epochs>(std::exchange(cluster_->meeting, {}).known);
+  cluster_->known = std::make_shared<const Epochs>(std::exchange(cluster_->meeting, {}).known);
   cluster_->arrived = 0;
   ++cluster_->phase;
   for (auto& [block, t] : std::exchange(cluster_->waiting, {})) block->make_ready(t);
@@ -681,7 +687,8 @@ void Block::grid_dependency_wait() {
   if (grid_.races && grid_.before) races_->order().take(number(running_), grid_.before);
 }
 
-// "full[1] is in phase 3: 31 of 32 threads have arrived, 128 bytes announced, 112 of them in flight".
+// "full[1] is in phase 3: 31 of 32 threads have arrived, 128 bytes announced, 112 of them in
+// flight".
 std::string Block::barrier_text(const void* at) const {
   const auto it = mbarriers_.find(at);
   if (it == mbarriers_.end()) return "an mbarrier that nobody has initialised";
@@ -702,8 +709,8 @@ void Block::check_barriers() const {
   for (const auto& [at, barrier] : mbarriers_) {
     const std::string where = "block " + index_.text() + " ends ";
     if (barrier.copies_unawaited())
-      throw KernelError(where + "before anybody has waited for copies to shared memory: " +
-                        barrier_text(at));
+      throw KernelError(
+          where + "before anybody has waited for copies to shared memory: " + barrier_text(at));
     if (barrier.arrived() != 0 && !barrier.all_arrived())
       throw KernelError(where + "in the middle of a phase: " + barrier_text(at) +
                         ", so there was an arrival too many or too few");

@@ -81,7 +81,13 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
                           "be one of the kernel");
     if (kind != Kind::write && !grid_.races) return;
     GlobalBuffer* const buffer = GlobalBuffer::find(at);
-    if (!buffer) return;
+    if (!buffer) {
+      const GlobalBuffer* const near = GlobalBuffer::nearest(at);
+      if (near && near->guards(at))
+        fail_later(running_name() + (kind == Kind::read ? " reads " : " writes ") +
+                   near->place_of(at) + ", at " + where.text());
+      return;
+    }
     if (grid_.races) {
       const std::size_t first = buffer->offset(at);
       if (kind == Kind::read &&
@@ -288,8 +294,10 @@ void Block::check_same_product(Place place) {
   if (n == all.size()) all.push_back(place);
   if (!(all[n] == place))
     fail("wgmma", place,
-         "as its number " + std::to_string(n + 1) + ", where another warp of its warpgroup runs "
-         "the one at " + all[n].text() + ": all four run the same ones in the same order");
+         "as its number " + std::to_string(n + 1) +
+             ", where another warp of its warpgroup runs "
+             "the one at " +
+             all[n].text() + ": all four run the same ones in the same order");
 }
 
 void Block::product_async(Place place, Registers d, bool accumulate, Registers a,

@@ -103,9 +103,9 @@ T shuffle(const char* what, Place place, unsigned mask, T value, int source) {
       }
   });
   if (mine.from_nobody)
-    Block::current().fail(what, place,
-                          "with a mask that does not name lane " + std::to_string(source) +
-                              ", whose value it reads");
+    Block::current().fail(
+        what, place,
+        "with a mask that does not name lane " + std::to_string(source) + ", whose value it reads");
   return mine.result;
 }
 inline int lane_id() { return static_cast<int>(Block::current().lane()); }

@@ -1,5 +1,9 @@
 // A launch: which blocks are resident, and which of them goes on.
+#include <signal.h>
+#include <ucontext.h>
+
 #include <algorithm>
+#include <array>
 
 #include "emulator/simt.h"
 
@@ -8,12 +12,65 @@ namespace {
 
 constexpr std::size_t kAll = ~std::size_t{0};  // threads: until all have ended
 
+// An address that is not mapped ends the thread with a line that says where: mostly an offset of 32
+// bits that has overflowed. AddressSanitizer says it itself.
+#if !defined(ATTN_ASAN) && defined(__x86_64__)
+thread_local constinit const void* fault_address = nullptr;
+thread_local constinit const void* fault_code = nullptr;
+
+void lose_thread() {
+  Block& block = Block::current();
+  const GlobalBuffer* const near = GlobalBuffer::nearest(fault_address);
+  block.lose(block.running_name() + " accesses memory that is no buffer's" +
+             (near ? ", " + near->place_of(fault_address) + "," : "") + " at " +
+             Where(static_cast<const std::byte*>(fault_code) + 1).text());
+}
+
+void on_fault(int signal, siginfo_t* info, void* context) {
+  if (!running_block) {  // not a kernel's: as without this handler
+    ::signal(signal, SIG_DFL);
+    return;
+  }
+  greg_t* const registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
+  fault_address = info->si_addr;
+  fault_code = reinterpret_cast<const void*>(registers[REG_RIP]);
+  // Goes on in lose_thread, on the thread's own stack, below what it uses, as if called.
+  registers[REG_RSP] = ((registers[REG_RSP] - 1024) & ~greg_t{15}) - 8;
+  registers[REG_RIP] = reinterpret_cast<greg_t>(&lose_thread);
+}
+
+class CatchFaults {
+ public:
+  CatchFaults() {
+    stack_t stack{};
+    stack.ss_sp = stack_.data(), stack.ss_size = stack_.size();
+    sigaltstack(&stack, &stack_before_);
+    struct sigaction action {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigaction(SIGSEGV, &action, &before_);
+  }
+  ~CatchFaults() {
+    sigaction(SIGSEGV, &before_, nullptr);
+    if (!(stack_before_.ss_flags & SS_ONSTACK)) sigaltstack(&stack_before_, nullptr);
+  }
+  CatchFaults(const CatchFaults&) = delete;
+
+ private:
+  static inline thread_local std::array<std::byte, 65536> stack_{};
+  stack_t stack_before_{};
+  struct sigaction before_ {};
+};
+#else
+struct CatchFaults {};
+#endif
+
 }  // namespace
 
 void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kernel& kernel) {
   static thread_local Stacks stacks;
-  constexpr std::size_t kMaxStatic = 48 * 1024, kMaxShared = 227 * 1024,
-                        kAllShared = 228 * 1024, kBurst = 512;
+  constexpr std::size_t kMaxStatic = 48 * 1024, kMaxShared = 227 * 1024, kAllShared = 228 * 1024,
+                        kBurst = 512;
   const std::size_t threads = block.count();
   if (const std::size_t most = launch_bounds(kernel.function); most > 0 && threads > most)
     throw KernelError("a launch of " + std::to_string(threads) +
@@ -43,6 +100,7 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
                                     kAllShared / (bytes + shared_bytes + 1024), std::size_t{32}});
   const std::size_t most_resident =
       most_resident_blocks > 0 ? most_resident_blocks : 132 * std::max<std::size_t>(fit, 1);
+  [[maybe_unused]] const CatchFaults faults;
   Random random{schedule_seed};
   chance = {~schedule_seed};
   // The blocks of a cluster follow each other, and start together.

@@ -37,12 +37,17 @@ Member member_of(const char* name, std::size_t offset) {
 /// other threads; the emulator does not see those to other memory of the host.
 class GlobalBuffer {
  public:
-  GlobalBuffer(std::string name, const void* data, std::size_t bytes);
+  GlobalBuffer(std::string name, const void* data, std::size_t bytes, std::size_t guard = 0);
   ~GlobalBuffer();
   GlobalBuffer(GlobalBuffer&&) = delete;
 
   /// The one that holds `at`, or null.
   static GlobalBuffer* find(const void* at);
+  /// The nearest one, or null, and where `at` is from there: "16 bytes past the end of q".
+  static GlobalBuffer* nearest(const void* at);
+  std::string place_of(const void* at) const;
+  /// Whether `at` lies in a guard band before or behind it, which is nobody's.
+  bool guards(const void* at) const;
   /// A new launch: what the last one did to any buffer is in order before it.
   static void forget_accesses();
   std::size_t offset(const void* at) const;
@@ -52,7 +57,7 @@ class GlobalBuffer {
  private:
   std::string name_;
   const std::byte* data_;
-  std::size_t bytes_;
+  std::size_t bytes_, guard_;  // guard: on each side
   Shadow shadow_{true};
   Races::Name byte_name_;
 };

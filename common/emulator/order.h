@@ -101,8 +101,8 @@ class Order {
     }
   }
   /// `fence.proxy.async` of thread t: what it knows of the threads, and has done, is known of their
-  /// proxies as well. PTX ISA, "Causality order": a proxy fence anywhere on the path from one access
-  /// to the other puts them in order, by whichever thread.
+  /// proxies as well. PTX ISA, "Causality order": a proxy fence anywhere on the path from one
+  /// access to the other puts them in order, by whichever thread.
   void fence_proxy(std::size_t t, Space space) {
     Epochs more = *known_[t];
     const std::uint32_t of_itself = t < more.size() ? more[t] : 0;

@@ -51,4 +51,29 @@ void mma_m16n8k32_s8(const std::array<MmaS8Lane*, 32>& lanes) {
     }
 }
 
+void mma_m16n8k64_s4(const std::array<MmaS8Lane*, 32>& lanes) {
+  std::int8_t a[16][64], b[8][64];
+  const auto unpack = [](std::int8_t* out, std::uint32_t eight) {
+    for (int i = 0; i < 8; ++i)
+      out[i] = static_cast<std::int8_t>(static_cast<std::int32_t>(eight << (28 - 4 * i)) >> 28);
+  };
+  for (std::size_t g = 0; g < 8; ++g)
+    for (std::size_t t = 0; t < 4; ++t) {
+      const MmaS8Lane& mine = *lanes[4 * g + t];
+      for (std::size_t r = 0; r < 4; ++r)
+        unpack(&a[g + 8 * (r % 2)][8 * t + 32 * (r / 2)], mine.a[r]);
+      for (std::size_t r = 0; r < 2; ++r) unpack(&b[g][8 * t + 32 * r], mine.b[r]);
+    }
+  for (std::size_t g = 0; g < 8; ++g)
+    for (std::size_t t = 0; t < 4; ++t) {
+      MmaS8Lane& mine = *lanes[4 * g + t];
+      for (std::size_t i = 0; i < 4; ++i) {
+        int sum = mine.c[i];
+        for (std::size_t k = 0; k < 64; ++k)
+          sum += int{a[g + 8 * (i / 2)][k]} * int{b[2 * t + i % 2][k]};
+        mine.d[i] = sum;
+      }
+    }
+}
+
 }  // namespace attn::emulator

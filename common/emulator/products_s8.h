@@ -28,5 +28,7 @@ struct MmaS8Lane {
   int d[4];
 };
 void mma_m16n8k32_s8(const std::array<MmaS8Lane*, 32>& lanes);
+/// The same of `mma.m16n8k64` of int4: two codes in place of one (ptx/mma_s4.h).
+void mma_m16n8k64_s4(const std::array<MmaS8Lane*, 32>& lanes);
 
 }  // namespace attn::emulator

@@ -262,8 +262,9 @@ std::string Races::text(const Event& before, const Event& now, const std::string
     return s + (now.proxy == Space::global ? " with no fence_proxy_async_global between"
                                            : " with no fence_proxy_async between");
   if (before.unwaited)
-    return s + ": tma_store_wait waits until shared memory has been read, bulk_wait_group until "
-               "the result has been written";
+    return s +
+           ": tma_store_wait waits until shared memory has been read, bulk_wait_group until "
+           "the result has been written";
   // Who issued it goes on at once, and knows that it is done after a wait.
   if (by_itself(before) && !order_.knows(before.thread, before.who, before.epoch))
     return s + " before a wait for it";

@@ -205,15 +205,16 @@ class Races {
     ++shadow.meetings;
   }
 
-  /// `__threadfence_block` and `__threadfence` of thread t: what it knows before is known to whoever
-  /// reads, and then fences, what it stores after it by an atomic. Source: CUDA C++ Programming
-  /// Guide, "Memory Fence Functions".
+  /// `__threadfence_block` and `__threadfence` of thread t: what it knows before is known to
+  /// whoever reads, and then fences, what it stores after it by an atomic. Source: CUDA C++
+  /// Programming Guide, "Memory Fence Functions".
   enum class Scope { block, gpu };
   void fence(std::size_t t, Scope scope);
-  /// Thread t reads and changes a word in one go, or only loads it (acquires alone) or only stores it
-  /// (releases alone). `place`: what is known to whoever acquires there; `scope`: from which fence on
-  /// an atomic without order of its own makes known. PTX ISA, "Release and acquire patterns": the
-  /// fence and the atomic are of one thread, so that others' fences before a barrier do not count.
+  /// Thread t reads and changes a word in one go, or only loads it (acquires alone) or only stores
+  /// it (releases alone). `place`: what is known to whoever acquires there; `scope`: from which
+  /// fence on an atomic without order of its own makes known. PTX ISA, "Release and acquire
+  /// patterns": the fence and the atomic are of one thread, so that others' fences before a barrier
+  /// do not count.
   void atomic(std::size_t t, Meeting& place, Scope scope, bool releases, bool acquires);
   /// Of words in global memory.
   Meeting& place(const void* at) { return places_[at]; }

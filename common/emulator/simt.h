@@ -10,8 +10,8 @@
 ///
 /// If all warps were equally likely, they would advance together, and a race between two distant
 /// lines would never show. So blocks have a late warp: it runs when no other thread can. And work
-/// that goes on by itself (a copy, a product) happens as late as a wait allows, or at once, or either
-/// by chance (run/schedule.h).
+/// that goes on by itself (a copy, a product) happens as late as a wait allows, or at once, or
+/// either by chance (run/schedule.h).
 ///
 /// Some blocks are resident at a time, and run interleaved; another one starts when one has ended.
 /// Before a plain store to global memory (a GlobalBuffer) the scheduler may switch threads, so that
@@ -20,25 +20,21 @@
 /// Not modelled:
 ///   - time, caches, occupancy, and how many registers a thread needs;
 ///   - the order in which other blocks see writes to global memory: each is visible at once, fence
-///     or not;
+///     or not; where races are looked for, a missing fence is one;
 ///   - warps that go on together: a lane runs alone from one collective to the next;
-///   - time slices: a loop that spins on a plain or volatile word never ends. Spin on an atomic, or
-///     use flag_wait (ptx/global_flag.h), or an mbarrier inside a block;
-///   - threads that have left: __syncthreads waits for them, too, unlike GPUs from sm_70 on;
-///   - the fence that TMA needs where it reads global memory that ordinary code of the same launch
-///     has written, and a wait until a TMA store has been written;
-///   - registers of wgmma written between wgmma_fence and wgmma; warps at two different wgmma;
-///   - atomics and fences that put accesses to shared memory in order: barriers alone do;
+///   - where races are not looked for: the proxies of memory (but for the fence before a TMA
+///     store), registers written after wgmma_fence, what a shuffle does not put in order;
+///   - a wgmma without a commit of its own: the next commit takes it, as on a GPU;
+///   - what is left in shared memory from an earlier tile: it was written, and is read as such;
 ///   - where races between blocks are looked for, whoever knows of a block is taken to know of
-///     those that were resident in its place before; and of the readers of a byte of global memory
+///     those that were resident in its place before; of the readers of a byte of global memory
 ///     some are remembered, of shared memory all, of its atomics the last;
-///   - a deadlock of blocks that spin on an atomic and meet at barriers between: it never ends.
-///     flag_wait reports it, and so does a plain loop around an atomic;
 ///   - races and lost updates under AddressSanitizer; `__launch_bounds__` with Clang;
 ///   - rounding of the fast functions (__expf and so on): they are as exact as the host's;
-///   - the proxies of memory, but for the fence before TMA and, where races are looked for, wgmma
-///     read what ordinary code or cp.async wrote to shared memory;
-///   - `__shared__` variables of functions that a kernel calls: they are refused at the first write;
+///   - when a dependent launch begins: it runs after the launch before; what it reads too early is
+///     found where races between blocks are looked for;
+///   - `__shared__` variables of functions that a kernel calls: they are refused at the first
+///     write;
 ///   - the static shared memory of a program without symbols (`strip`): it starts as 0, all
 ///     resident blocks share one copy, and its races are not found.
 ///
@@ -94,8 +90,8 @@ inline constexpr std::size_t kWarpSize = 32, kWarpgroupSize = 128;
 
 /// The seed of every schedule that follows on this thread of the host.
 inline thread_local constinit std::uint64_t schedule_seed = 0;
-/// Which blocks have a late warp: half of them, by chance; all; or all, each warp in its turn, for a
-/// while, by chance.
+/// Which blocks have a late warp: half of them, by chance; all; or all, each warp in its turn, for
+/// a while, by chance.
 enum class LateWarps { half, all, in_turn };
 inline thread_local constinit LateWarps late_warps = LateWarps::half;
 /// Blocks that run interleaved; more where all of them wait, until there are as many as a GPU holds
@@ -131,11 +127,11 @@ class Block;
 
 /// The blocks of a cluster, which start together, and their barrier.
 struct Cluster {
-  std::vector<Block*> blocks;                             // by rank
-  std::size_t arrived = 0, left = 0, phase = 0;           // threads
-  Meeting meeting;                                        // of those who have arrived
+  std::vector<Block*> blocks;                    // by rank
+  std::size_t arrived = 0, left = 0, phase = 0;  // threads
+  Meeting meeting;                               // of those who have arrived
   std::shared_ptr<const Epochs> known = std::make_shared<const Epochs>();  // in the end of a phase
-  std::vector<std::pair<Block*, std::size_t>> waiting;    // threads
+  std::vector<std::pair<Block*, std::size_t>> waiting;                     // threads
 };
 
 /// What the blocks of a launch share.
@@ -161,8 +157,8 @@ struct Grid {
 
 /// The block that runs now, or null; and the same if somebody wants to know what its threads read.
 inline thread_local constinit Block *running_block = nullptr, *reading_block = nullptr;
-/// The block whose thread begins, until it is in the kernel: what brings it there reads the kernel's
-/// arguments, and is not looked at.
+/// The block whose thread begins, until it is in the kernel: what brings it there reads the
+/// kernel's arguments, and is not looked at.
 inline thread_local constinit Block* entering_block = nullptr;
 
 /// One thread block: its threads, its barriers, its shared memory and its schedule.
@@ -179,6 +175,8 @@ class Block {
 
   /// Up to `turns` turns of threads, each until it waits. Whether there was any.
   bool step(std::size_t turns);
+  /// From the signal that an address is not mapped: the thread stops for good.
+  [[noreturn]] void lose(const std::string& line) noexcept;
   /// From the compiler: a function has been entered, the kernel or what calls it.
   void entered(const void* code) noexcept;
   /// "thread (3,0,0) of block (1,0,0)"
@@ -331,8 +329,8 @@ class Block {
   }
   /// `__threadfence`, `__threadfence_block`
   void fence(Races::Scope scope);
-  /// From the compiler: the running thread has read so often that others get a turn. It `waits` if it
-  /// has read the same few words again and again.
+  /// From the compiler: the running thread has read so often that others get a turn. It `waits` if
+  /// it has read the same few words again and again.
   void end_slice(const void* caller, bool waits) noexcept;
 
   std::string running_name() const { return thread_name(running_); }

@@ -34,8 +34,8 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, int 
       [=](const emulator::Block::Visit& reads) { reads(global, size); });
 #else
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared_address(shared)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(shared)),
       "l"(global), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 #endif
@@ -60,8 +60,7 @@ __device__ __forceinline__ void bulk_reduce_add(float* global, const float* shar
           for (std::size_t i = 0; i < slab.size(); ++i) global[i] += slab[i];
         };
       },
-      emulator::Kind::atomic,
-      [=](const emulator::Block::Visit& reads) { reads(shared, bytes); },
+      emulator::Kind::atomic, [=](const emulator::Block::Visit& reads) { reads(shared, bytes); },
       [=](const emulator::Block::Visit& writes) { writes(global, bytes); });
 #else
   asm volatile(

@@ -39,7 +39,8 @@ __device__ __forceinline__ int cluster_rank() {
 }
 
 /// Where block `rank` has what this block has at `shared`.
-__device__ __forceinline__ ClusterAddress cluster_address(const void* shared, int rank ATTN_CALLER) {
+__device__ __forceinline__ ClusterAddress cluster_address(const void* shared,
+                                                          int rank ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   return {emulator::Block::current().map_shared("cluster_address", caller, shared,
                                                 static_cast<unsigned>(rank))};
@@ -58,7 +59,8 @@ __device__ __forceinline__ T cluster_load(ClusterAddress from ATTN_CALLER) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 16);
   T value;
 #ifdef ATTN_EMULATED
-  emulator::Block::current().require_aligned("cluster_load", caller, "an address", from.at, sizeof(T));
+  emulator::Block::current().require_aligned("cluster_load", caller, "an address", from.at,
+                                             sizeof(T));
   emulator::Block::current().access_cluster(emulator::Kind::read, "cluster_load", caller, from.at,
                                             sizeof(T));
   std::memcpy(&value, from.at, sizeof(T));
@@ -132,8 +134,8 @@ __device__ __forceinline__ void bulk_copy_to_cluster(void* to, const void* from,
       [=](const emulator::Block::Visit& reads) { reads(from, size); });
 #else
   asm volatile(
-      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          cluster_address(to, rank).at),
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(cluster_address(to, rank).at),
       "r"(shared_address(from)), "r"(bytes), "r"(cluster_address(barrier, rank).at)
       : "memory");
 #endif
@@ -178,14 +180,16 @@ __device__ __forceinline__ void tma_load_multicast(void* shared, const TensorMap
   static_assert(kRank == 3 || kRank == 4, "ranks in use");
   if constexpr (kRank == 3)
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
+        "cluster "
         "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(shared_address(shared)),
         "l"(&map), "r"(shared_address(barrier)), "h"(ranks), "r"(first[0]), "r"(first[1]),
         "r"(first[2])
         : "memory");
   else
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
+        "cluster "
         "[%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(shared_address(shared)),
         "l"(&map), "r"(shared_address(barrier)), "h"(ranks), "r"(first[0]), "r"(first[1]),
         "r"(first[2]), "r"(first[3])

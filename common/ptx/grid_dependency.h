@@ -1,5 +1,5 @@
 /// \file
-/// Programmatic dependent launch: a kernel that begins while the one before it in the stream still
+/// Programmatic dependent launch: a kernel that begins while the previous kernel of the stream still
 /// runs. CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; PTX ISA,
 /// "griddepcontrol" (sm_90). The second kernel is launched with `LaunchAttributes::dependent`.
 ///

@@ -26,10 +26,10 @@ template <class... Parameters, class... Values>
                                    [[maybe_unused]] Stream stream, Values... arguments) {
 #ifdef ATTN_EMULATED
   try {
-    attn::emulator::run_grid(grid, block, shared_bytes,
-                             {[&] { kernel(Parameters(arguments)...); },
-                              reinterpret_cast<const void*>(kernel), ATTN_INSTRUMENTED,
-                              attributes.cluster, attributes.dependent});
+    attn::emulator::run_grid(
+        grid, block, shared_bytes,
+        {[&] { kernel(Parameters(arguments)...); }, reinterpret_cast<const void*>(kernel),
+         ATTN_INSTRUMENTED, attributes.cluster, attributes.dependent});
   } catch (const attn::emulator::KernelError& e) {
     return Status::kernel_error(e.what());
   }

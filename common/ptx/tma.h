@@ -261,8 +261,8 @@ __device__ __forceinline__ void tma_store_wait() {
 #endif
 }
 
-/// Waits until all but the newest kPending groups are complete: global memory has been written, too.
-/// What follows may tell another block, by a release, that it is there.
+/// Waits until all but the newest kPending groups are complete: global memory has been written,
+/// too. What follows may tell another block, by a release, that it is there.
 template <int kPending>
 __device__ __forceinline__ void bulk_wait_group() {
 #ifdef ATTN_EMULATED

@@ -391,12 +391,17 @@ class Run {
     };
     try {
       Status status = session.prepare(step);
-      if (status.ok() && options_.check != CheckChoice::off) {
+      // What one launch leaves to the next, such as a counter, may be wrong from the second on.
+      const bool keeps = std::ranges::any_of(step.workspaces(problem()), &Workspace::saved);
+      const int launches = options_.check == CheckChoice::off ? 0 : keeps ? 2 : 1;
+      for (int n = 0; n < launches && status.ok() && s.outcome != Outcome::fail; ++n) {
         {
           const Progress progress(step.name +
                                   (result_.backend == Backend::gpu ? "" : ", emulated"));
           status = session.launch();
+          if (n > 0 && !status.ok()) status.message = "in the second launch: " + status.message;
         }
+        s.verdicts.clear();
         if (status.ok()) {
           if (auto damage = session.damage()) return stop(Outcome::fail, *damage);
           const HostTensors outputs = session.outputs();
@@ -411,7 +416,8 @@ class Run {
               stop(Outcome::fail, s.verdicts.back().failure);
           }
         }
-      } else if (status.ok() && !options_.save.empty()) {
+      }
+      if (launches == 0 && status.ok() && !options_.save.empty()) {
         status = session.launch();
         if (status.ok()) save_all(session, step, session.outputs());
       }

@@ -55,8 +55,7 @@ __global__ void bulk_sum_kernel(const float* gA, float* gOut, unsigned* gCounter
   }
   __syncthreads();
   if (arrived + 1 == gridDim.x)
-    for (unsigned i = threadIdx.x; i < kBulkRow; i += blockDim.x)
-      gOut[kBulkRow + i] = gOut[i];
+    for (unsigned i = threadIdx.x; i < kBulkRow; i += blockDim.x) gOut[kBulkRow + i] = gOut[i];
   if (fault == kRefillEarly && threadIdx.x == 0) smem.row[0] = 0;
 }
 
@@ -85,8 +84,7 @@ __global__ void cluster_ring_kernel(float* gOut, [[maybe_unused]] int planted) {
     __syncthreads();
   else
     cluster_sync();  // all rows are written, all barriers are initialised
-  if (threadIdx.x == 0)
-    bulk_copy_to_cluster(smem.other, smem.row, kBulkRow * 4, &smem.full, next);
+  if (threadIdx.x == 0) bulk_copy_to_cluster(smem.other, smem.row, kBulkRow * 4, &smem.full, next);
   if (fault != kNoWaitForBulk) mbarrier_wait(&smem.full, 0);
   for (unsigned i = threadIdx.x; i < kBulkRow; i += blockDim.x) {
     const float of_next = cluster_load<float>(cluster_address(&smem.row[i], next));

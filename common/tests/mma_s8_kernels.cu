@@ -1,7 +1,9 @@
 // A one-warp kernel for mma_m16n8k32_s8 (ptx/mma_s8.h): operands loaded by ldmatrix, as in the
-// steps, and by hand according to the layouts in the PTX ISA.
+// steps, and by hand according to the layouts in the PTX ISA. The same for mma_m16n8k64_s4, whose
+// rows are as many bytes.
 #include "attn/kernel.h"
 #include "ptx/ldmatrix.h"
+#include "ptx/mma_s4.h"
 #include "ptx/mma_s8.h"
 #include "tests/kernels.h"
 
@@ -10,7 +12,7 @@ using namespace attn;
 using namespace attn::tests;
 
 // D [16, 8] = A [16, 32] B^T [8, 32] + C [16, 8].
-template <bool kLdmatrix>
+template <bool kLdmatrix, bool kFourBits>
 __global__ void mma_s8_kernel(const uint8_t* gA, const uint8_t* gB, const int* gC, int* gD) {
   __shared__ __align__(16) uint8_t sA[16 * 48];  // rows of 32 codes and 16 bytes of padding
   __shared__ __align__(16) uint8_t sB[8 * 48];
@@ -32,13 +34,19 @@ __global__ void mma_s8_kernel(const uint8_t* gA, const uint8_t* gB, const int* g
   int c[4], d[4];
   const int first = g * 8 + 2 * t;
   for (int i = 0; i < 4; ++i) c[i] = gC[first + i % 2 + i / 2 * 8 * 8];
-  mma_m16n8k32_s8(d, a, b, c);
+  if constexpr (kFourBits)
+    mma_m16n8k64_s4(d, a, b, c);
+  else
+    mma_m16n8k32_s8(d, a, b, c);
   for (int i = 0; i < 4; ++i) gD[first + i % 2 + i / 2 * 8 * 8] = d[i];
 }
 
 Status mma_s8_product(const KernelArguments& args) {
-  return launch_kernel(args.mode == kByHand ? mma_s8_kernel<false> : mma_s8_kernel<true>, dim3(1),
-                       dim3(32), 0, nullptr, static_cast<const uint8_t*>(args.a),
+  const auto kernel = args.dtype == DType::int4 ? args.mode == kByHand ? mma_s8_kernel<false, true>
+                                                                       : mma_s8_kernel<true, true>
+                      : args.mode == kByHand ? mma_s8_kernel<false, false>
+                                                : mma_s8_kernel<true, false>;
+  return launch_kernel(kernel, dim3(1), dim3(32), 0, nullptr, static_cast<const uint8_t*>(args.a),
                        static_cast<const uint8_t*>(args.b), static_cast<const int*>(args.c),
                        static_cast<int*>(args.out));
 }

@@ -130,7 +130,8 @@ TEST_CASE("bulk copies and reductions, and what is missing around them", "[hoppe
   const auto fault = [](ClusterFault f) { return [f] { return bulk_sum(kEmulated, 3, f); }; };
   CHECK(says(false, "ends before anybody has waited for copies to shared memory",
              fault(kNoWaitForBulk)) +
-            says(false, "element ", fault(kNoWaitForBulk)) >= 8);
+            says(false, "element ", fault(kNoWaitForBulk)) >=
+        8);
   CHECK(says(true, "written by bulk_load of ", fault(kNoWaitForBulk)) == 8);
   CHECK(says(true, "read by bulk_reduce_add of ", fault(kNoFenceBeforeBulk)) == 8);
   CHECK(says(true, "with no fence_proxy_async between", fault(kNoFenceBeforeBulk)) == 8);

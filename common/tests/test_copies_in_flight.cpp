@@ -252,8 +252,9 @@ TEST_CASE("what TMA reads and writes of global memory is an access", "[emulator]
                                      reinterpret_cast<const unsigned char*>(data), &out);
     INFO(read);
     CHECK(has(read, "race: byte 4 of data was written by tma_store of thread (0,0,0) of block "));
-    CHECK(has(read, ": tma_store_wait waits until shared memory has been read, bulk_wait_group "
-                    "until the result has been written"));
+    CHECK(has(read,
+              ": tma_store_wait waits until shared memory has been read, bulk_wait_group "
+              "until the result has been written"));
   }
 }
 

@@ -335,8 +335,7 @@ TEST_CASE("threads that have left do not count at a barrier", "[emulator]") {
       REQUIRE(launch_with_seed(static_cast<std::uint64_t>(seed), barrier_after_some_left, dim3(1),
                                dim3(64), threads, out)
                   .ok());
-      for (unsigned i = 0; i < threads; ++i)
-        REQUIRE(out[i] == static_cast<int>(threads - 1 - i));
+      for (unsigned i = 0; i < threads; ++i) REQUIRE(out[i] == static_cast<int>(threads - 1 - i));
     }
 }
 

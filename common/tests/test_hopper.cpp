@@ -137,7 +137,8 @@ TEST_CASE("what keeps copies and products apart is missed when it is left out", 
   const std::string unawaited = "ends before anybody has waited for copies to shared memory";
   CHECK(found(kNoWaitForCopy, {"", unawaited}) == 8);
   CHECK(found(kNoWaitForReader, {"", "waits in mbarrier_wait at tests/hopper_kernels.cu:"}) >= 4);
-  CHECK(found(kWrongPhase, {"", unawaited, "waits in named_barrier_sync at tests/hopper_kernels.cu:"}) >= 4);
+  CHECK(found(kWrongPhase,
+              {"", unawaited, "waits in named_barrier_sync at tests/hopper_kernels.cu:"}) >= 4);
   CHECK(found(kReleasedTooEarly, {""}) >= 3);
   CHECK(found(kRegistersTooEarly, {""}, true) >= 4);
   CHECK(found(kNoRegisterFence, {"without wgmma_fence since the last wait"}) == 8);

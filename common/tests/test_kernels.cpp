@@ -124,14 +124,21 @@ void mma_s8_is_exact(Backend backend) {
       const DeviceBuffer gC = on_device(backend, c);
       KernelArguments args;
       args.a = gA.data(), args.b = gB.data(), args.c = gC.data(), args.mode = mode;
-      std::vector<int> expected = c;
+      std::vector<int> expected = c, expected_s4 = c;
+      const auto low = [](int8_t x) { return (x & 15 ^ 8) - 8; };  // of two int4, the first
       for (std::size_t i = 0; i < expected.size(); ++i)
-        for (std::size_t k = 0; k < 32; ++k)
-          expected[i] += int{a[i / 8 * 32 + k]} * int{b[i % 8 * 32 + k]};
+        for (std::size_t k = 0; k < 32; ++k) {
+          const int8_t x = a[i / 8 * 32 + k], y = b[i % 8 * 32 + k];
+          expected[i] += int{x} * int{y};
+          expected_s4[i] += low(x) * low(y) + (x >> 4) * (y >> 4);
+        }
       CHECK(run<int>(backend, KERNEL(mma_s8_product), args, 16 * 8, -1) == expected);
+      args.dtype = DType::int4;
+      CHECK(run<int>(backend, KERNEL(mma_s8_product), args, 16 * 8, -1) == expected_s4);
     }
 }
-ON_BOTH_BACK_ENDS("mma_m16n8k32_s8 is A B + C, exact, by hand and by ldmatrix", mma_s8_is_exact);
+ON_BOTH_BACK_ENDS("mma of int8 and of int4 is A B + C, exact, by hand and by ldmatrix",
+                  mma_s8_is_exact);
 
 TEST_CASE("mma_product has a mode for each pair of loads", "[kernels]") {
   CHECK(mma_mode(kByHand, kByHand) == 0);
