@@ -7,8 +7,7 @@
 // why       In the accumulator layout a quad holds 16 bytes of a row: a store instruction writes
 //           half a sector in each of eight rows.
 // expect    Sectors per store request of O: 8 to 16. With the stores of lse,
-//           l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum divided by
-//           l1tex__t_requests_pipe_lsu_mem_global_op_st.sum: 7.6 to 13.0.
+//           l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum over its requests: 7.6 to 13.0.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; softmax_scale >= 1e-37
 #include <algorithm>
 
