@@ -1,9 +1,9 @@
 // v15_wgmma: 64 rows per block with wgmma. Presumes chapter 06.
 //
 // parent    v13_even_splits
-// change    One warpgroup processes up to 64 rows of a K/V head with wgmma, which takes 64 rows. Each
-//           warp owns 16 of them and all keys of a tile, so nothing is reduced across warps. Tiles
-//           are stored as panels of 64 columns, 128 bytes per row.
+// change    One warpgroup processes up to 64 rows of a K/V head with wgmma, which takes 64 rows.
+//           Each warp owns 16 of them and all keys of a tile, so nothing is reduced across warps.
+//           Tiles are stored as panels of 64 columns, 128 bytes per row.
 // why       Several queries times the heads of a group can be more than the 16 rows of mma.sync.
 //           wgmma takes the same time for 1 row as for 64.
 // expect    gpu__time_duration.sum is the same for 1 to 64 rows; up to 32 rows it is longer than
