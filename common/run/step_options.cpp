@@ -44,7 +44,7 @@ const Step& step_called(const Chapter& chapter, const char* option, const std::s
     throw InputError(
         fmt::format("{} {}: ambiguous, may be {}", option, name, fmt::join(names, ", ")));
   for (const Step& s : chapter.steps) names.push_back(s.name);
-  throw InputError(fmt::format("{} {}: unknown step; this chapter has {}", option,
+  throw InputError(fmt::format("{} {}: unknown step, this chapter has {}", option,
                                name.empty() ? "''" : name, fmt::join(names, ", ")));
 }
 

@@ -392,7 +392,7 @@ if [[ $# -gt 0 ]]; then
     -h | --help | help) usage && exit 0 ;;
     -*) ;;  # options of `run`
     [0-9][0-9]_*) ;;  # its chapters
-    *) die "$1: unknown command; must be run, test, build, exercise, docs, install or --help" 2 ;;
+    *) die "$1: unknown command, must be run, test, build, exercise, docs, install or --help" 2 ;;
   esac
 fi
 
