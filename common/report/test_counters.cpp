@@ -131,7 +131,7 @@ TEST_CASE("the raw page has a column a counter") {
   CHECK_FALSE(f.kernels[0].value("instructions").has_value());
 }
 
-TEST_CASE("what is no export of ncu is refused in one line that names it") {
+TEST_CASE("what is not an export of ncu is refused in one line that names it") {
   TemporaryFile file;
   check_refusal(file.path(), "cannot be read");
   check_refusal(file.write(""), "is empty");
