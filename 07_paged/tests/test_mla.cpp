@@ -245,7 +245,7 @@ TEST_CASE("problems that are not latent attention are refused", "[emulated]") {
       CHECK(refusal(*step, q).value_or("").find(why) ==
             (step->name == "v16_mla_seesaw" ? 0 : std::string::npos));
   };
-  refused_by_boxes(latent(16, 1, 64, 12), "--page-size 12: a multiple of 8");
+  refused_by_boxes(latent(16, 1, 64, 12), "--page-size 12: must be a multiple of 8");
   p = latent(16, 2, 64, 16);
   p.window_left = 30, p.window_right = 0;
   refused_by_boxes(p, "--window 30,0: accepted are -1 to the left and --causal");
