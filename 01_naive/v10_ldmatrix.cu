@@ -70,8 +70,8 @@ __device__ __forceinline__ void store2(Element* to, float low, float high) {
 
 // C[rows, columns] = A[rows, depth] * op(B), one kBlockM x kBlockN tile of C per block. op(B) is
 // the transpose of B[columns, depth] (scores), or B[depth, columns] itself (output). `columns_b`
-// columns of op(B) exist, and `columns_c` of C are stored: rows of S are padded with zeros to a
-// multiple of 8. `depth_a` is `depth_b` rounded up to 8: rows of A are zero-padded in memory.
+// columns of op(B) exist. `columns_c` columns of C are stored: for S `columns_b` rounded up to 8,
+// with zeros in the padding. `depth_a` is `depth_b`, for P rounded up to 8 in the same way.
 //! [gemm]
 template <bool kTransposeB, int kBlockN, class Element, class C>
 __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB, int64_t stride_b,
@@ -98,19 +98,19 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
     for (int k = 0; k < kBlockK; k += 16) {
       uint32_t a[kTilesM][4], b[kTilesN][2];
 #pragma unroll
-      for (int i = 0; i < kTilesM;
-           ++i)  // lanes 0-15 address rows at k, lanes 16-31 at k + 8
+      for (int i = 0; i < kTilesM; ++i)  // lanes 0-15: 16 rows at k; lanes 16-31: at k + 8
         ldmatrix_x4(a[i], smem.sA + (warp_row + 16 * i + lane_id % 16) * padded(kBlockK) + k +
                               lane_id / 16 * 8);
 #pragma unroll
       for (int j = 0; j < kTilesN; j += 2) {  // one ldmatrix_x4 loads B of two MMAs
         uint32_t pair[4];
-        if constexpr (kTransposeB)  // tile rows are columns of op(B): 2 x 8 columns, k and k + 8
+        // matrices 0, 1: 8 columns of op(B) at k and k + 8; matrices 2, 3: the next 8 columns
+        if constexpr (kTransposeB)  // B is [columns, depth]: a tile row is a column of op(B)
           ldmatrix_x4(
               pair, smem.sB +
                         (warp_col + 8 * j + lane_id / 16 * 8 + lane_id % 8) * padded(kBlockK) + k +
                         lane_id / 8 % 2 * 8);
-        else  // tile rows are rows of op(B): k and k + 8, 2 x 8 columns, transposed
+        else  // B is [depth, columns]: .trans hands out pairs along a column
           ldmatrix_x4_trans(pair, smem.sB + (k + lane_id % 16) * padded(kBlockN) + warp_col +
                                       8 * j + lane_id / 16 * 8);
         b[j][0] = pair[0], b[j][1] = pair[1], b[j + 1][0] = pair[2], b[j + 1][1] = pair[3];
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(32)
   for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
   // Fully masked row: P = 0, O = 0, lse = -inf.
   const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
-  // Each lane visits the keys that it stored in sRow: no barrier.
+  // j = begin + lane_id modulo 32: a lane reads back only what it stored in sRow. No barrier.
   for (int j = (begin + lane_id) % 32; j < row_stride; j += 32) {
     const bool visible = begin <= j && j < end;
     const float e = visible ? __expf(s_again[j] * shape.softmax_scale - row_max) : 0;

@@ -154,9 +154,11 @@ Chapter make_chapter() {
         const double q = double(rows_of(p) * p.head_dim) * element;
         const double kv = double(p.batch * p.kv_heads * p.seqlen_k) * double(p.head_dim) * element;
         // Each query reads K and V from L2. HBM delivers them once if L2 holds them.
+        // Two exponentials per pair, `rescale` and `weight`: the compiler merges the two of `merge`
+        // with them.
         return Cost{{.name = "attention",
                      .fp32_flop = 4 * double(p.head_dim) * pairs,
-                     .exp = 4 * pairs,
+                     .exp = 2 * pairs,
                      .hbm_read = q + 2 * kv,
                      .hbm_write = q + double(rows_of(p)) * 4,
                      .l2_bytes = 2 * q + 2 * double(p.head_dim) * pairs * element}};

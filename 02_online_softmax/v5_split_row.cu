@@ -1,12 +1,14 @@
 // v5_split_row: split rows, several blocks per row.
 //
 // parent    v3_warp
-// change    Rows are cut into chunks of 64 KiB. The first kernel stores one (m, l) state per chunk.
-//           The second kernel merges the states of its row and normalises its chunk.
+// change    Rows are cut into chunks of 64 KiB, and each of two kernels has one block per chunk. A
+//           block of the first kernel stores the (m, l) state of its chunk. A block of the second
+//           merges all states of the row and normalises its chunk.
 // why       With one block per row, 8 rows keep 8 SMs busy. Flash-Decoding (chapter 05) splits the
 //           keys of a query in the same way.
-// expect    2 reads and 1 write at the speed of HBM, however few rows there are. The second kernel
-//           takes the last chunk first, which may still be in L2. ncu: dram__bytes_read.sum
+// expect    2 reads and 1 write at the speed of HBM, even for few rows if these are long. The
+//           second kernel begins with the last chunk, which may still be in L2; then
+//           dram__bytes_read.sum is less than 2 reads.
 // supports  fp32, fp16, bf16; any number of rows and columns
 #include "attn/kernel.h"
 #include "kernels/vectors.h"
@@ -55,9 +57,9 @@ __device__ SoftmaxState block_merge(SoftmaxState value, SoftmaxState* partial) {
   return warp_merge(lane_id < Config::kWarps ? partial[lane_id] : SoftmaxState{});
 }
 
-// A row as aligned 16-byte vectors plus edges. A row may start and end inside a vector that it
-// shares with the adjacent row. The elements before its first and after its last whole vector, its
-// edges, are loaded and stored one by one.
+// A row as whole 16-byte vectors plus edges. Rows are contiguous, so a row may begin and end in the
+// middle of an aligned vector that it shares with the adjacent row. These elements, the edges, are
+// loaded and stored one by one.
 template <class Element>
 struct Row {
   static constexpr int kSize = Vector<Element>::kSize;
@@ -77,7 +79,8 @@ struct Row {
   __device__ int edge(int i) const { return i < head ? i : i + vectors * kSize; }
 };
 
-// Adds the elements of a vector to the state: their max first, then one rescale for all.
+// Adds the elements of a vector to the state. The max over all of them comes first, so the sum is
+// rescaled once per vector.
 template <class Element>
 __device__ __forceinline__ SoftmaxState take(SoftmaxState state, const Vector<Element>& vector) {
   float x[Vector<Element>::kSize];
@@ -106,7 +109,7 @@ __device__ __forceinline__ void for_each_vector(const Row<Element>& row, const E
   }
 }
 
-// (1) the state of a chunk. The edges of a row belong to its first chunk.
+// (1) State of a chunk. The block of a row's first chunk also processes the row's edges.
 template <class Element>
 __global__ void partial_kernel(const Element* gX,  // [rows, cols]
                                SoftmaxState* gPartial,   // [rows, chunks]
@@ -124,7 +127,7 @@ __global__ void partial_kernel(const Element* gX,  // [rows, cols]
   if (tid == 0) gPartial[row_id * chunks + chunk] = state;
 }
 
-// (2) the state of the row, and the normalisation of a chunk; last chunk first.
+// (2) State of the row, from all its chunks; then y of one chunk. Blocks take the last chunk first.
 template <class Element>
 __global__ void quotients_kernel(const Element* gX,       // [rows, cols]
                                  const SoftmaxState* gPartial,  // [rows, chunks]

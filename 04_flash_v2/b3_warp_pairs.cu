@@ -1,12 +1,13 @@
-// b3_warp_pairs: two warps share 32 keys; one owns P and dV, the other dS and dK.
+// b3_warp_pairs: two warps share 32 keys; one computes P and dV, the other dS and dK.
 //
 // parent    b2_transposed
-// change    A warp computes one of S^T and dP^T, and one of dV and dK, for 32 keys. P goes to the
-//           other warp once per tile, through shared memory in fragment order; a named barrier of
-//           64 threads orders the two.
-// why       With both products a warp has registers for 16 keys only. With 32 keys each fragment of
-//           Q or dO feeds four MMAs instead of two.
-// expect    l1tex__data_pipe_lsu_wavefronts_mem_shared.sum falls.
+// change    For the same 32 keys, the first warp of a pair computes S^T, P^T and dV, the second
+//           dP^T, dS^T and dK. Since dS^T needs P^T, the first warp passes it on once per query
+//           tile, through shared memory in fragment order; the second waits at a named barrier of
+//           64 threads.
+// why       A warp that computes both S^T and dP^T has registers for 16 keys only. With 32 keys
+//           each fragment of Q or dO that it loads feeds four MMAs instead of two.
+// expect    fewer shared-memory loads: l1tex__data_pipe_lsu_wavefronts_mem_shared.sum falls
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA
 #include "attn/kernel.h"
 #include "kernels/backward_tiles.h"
@@ -47,8 +48,8 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sdO, sdS, sP, sRow, sequence)
 };
 
-// (4) -inf where masked. `row_minus_col`: diagonal of this lane's first row, relative to its first
-// key; `keys`: number of keys from that key on.
+// (4) -inf where masked. `row_minus_col`: the key on the diagonal of this lane's first row, minus
+// this lane's first key. `keys`: number of keys of the sequence from that key on.
 //! [mask]
 template <class Config>
 __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config::kBlockM / 8][4],
@@ -151,7 +152,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int seqlen_q = sequence.seqlen_q, seqlen_k = sequence.seqlen_k;
   if (key0 >= seqlen_k) return;  // the batch has longer sequences
 
-  // Visits: all query tiles that see a key of this tile, of all query heads that share it.
+  // Visits: for each query head that shares this key tile, the query tiles to which one of its keys
+  // is visible.
   const KvBlockRange q_range = q_block_range(shape, seqlen_q, seqlen_k, key0, kBlockN, kBlockM);
   const int blocks = q_range.end - q_range.begin, visits = group * blocks;
   struct Visit {
@@ -188,8 +190,10 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_commit();
   }
   float grad[kKeyTiles][kHeadDim / 8][4] = {};  // dV or dK
-  // This lane's byte offsets for ldmatrix.x4. by_rows: 16 rows, their left and right 8 columns (A,
-  // and B that is transposed). by_cols: left, right of 8 rows, then of 8 more (two B). And of dS^T.
+  // This lane's byte offset of a row for ldmatrix.x4, in a block of 16 rows by 16 columns, four
+  // 8 x 8 matrices. by_rows: the two left ones first (A operand; B by .trans). by_cols: the two
+  // upper ones first (B of two MMAs). ds_load: as by_cols, for dS^T with rows of kBlockM (A by
+  // .trans). ds_store: this lane's first accumulator element in dS^T.
   const int by_rows = 2 * swizzled_offset<kHeadDim>(lane_id % 16, lane_id / 16 * 8);
   const int by_cols =
       2 * swizzled_offset<kHeadDim>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);

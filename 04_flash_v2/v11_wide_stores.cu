@@ -1,14 +1,13 @@
 // v11_wide_stores: epilogue through shared memory, 16-byte stores of O.
 //
 // parent    v10_l2_order
-// change    Each warp writes O, rounded, to its own rows of sQ, which it no longer needs, and reads
-//           it back as 16-byte chunks: eight lanes store 128 contiguous bytes. The swizzle of v7,
-//           now in swizzle.h, keeps both free of bank conflicts.
+// change    Each warp writes O, rounded, to its own rows of sQ (Q is no longer needed) and reads it
+//           back as 16-byte chunks. Eight lanes then store 128 contiguous bytes of a row. The
+//           swizzle of v7, now in swizzle.h, keeps these writes and reads free of bank conflicts.
 // why       In the accumulator layout a quad holds 16 bytes of a row: a store instruction writes
 //           half a sector in each of eight rows.
-// expect    Sectors per request of the stores of O go from 8 to 16
-//           (l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum over its requests: 7.6 to 13.0 with
-//           those of lse).
+// expect    Sectors per store request of O: 8 to 16. With the stores of lse,
+//           l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum over its requests: 7.6 to 13.0.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; softmax_scale >= 1e-37
 #include <algorithm>
 
@@ -115,7 +114,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 #pragma unroll
   for (int step = 0; step < kColSteps; ++step) {
     load_q(step + 1);
-    // % kCount only keeps the index valid where rQ is not used.
+    // rQ has one entry even if kQSteps = 0; % kCount keeps the index of the branch not taken valid.
     const auto& rows = step < Config::kQSteps ? rQ[step % kCount] : a[step % 2];
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; n += 2) {
@@ -331,7 +330,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       process_kv_block(n_block, std::true_type{});
   //! [loops]
 
-  // (7) O = O / l, once; (8) store O through this warp's rows of sQ, and lse.
+  // (7) O = O / l, once. (8) Store lse, and O by way of this warp's rows of sQ.
   //! [finish]
   const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
   char* const sO = reinterpret_cast<char*>(smem.sQ + warp_rows * kHeadDim);  // [kWarpRows, d]

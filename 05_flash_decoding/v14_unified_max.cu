@@ -1,10 +1,11 @@
 // v14_unified_max: a constant instead of the running max.
 //
 // parent    v13_even_splits
-// change    Subtract a constant from the scores. O is never rescaled, and the lanes of a row
-//           exchange no maxima in the loop. A warp with a row whose maximum is outside a safe range
-//           starts again with the running max of v13. The paper merges partial results by addition;
-//           here they are weighted as in v13, because some may have used the running max.
+// change    Subtract a constant, not the running max, from the scores. O and l are never rescaled,
+//           and the lanes of a row exchange their maxima only after the loop. If the maximum of a
+//           row is then outside a safe range, its warp processes its keys again, with the running
+//           max of v13. The paper adds partial results without weights. Here they are weighted as
+//           in v13, because some may have used the running max.
 // why       Softmax is shift-invariant: any reference works while the exponentials neither overflow
 //           nor lose precision.
 // expect    fewer wait stalls and instructions; gpu__time_duration.sum falls where the loop is not
@@ -46,8 +47,8 @@ struct Config {
 
 // The constant subtracted from all scores (in log2 units), and the range of row maxima for which
 // this is safe: the largest P does not overflow, and small P lose no more precision than in v13.
-// fp16 overflows at 2^16 and has subnormals below 2^-14, so its largest P must be at least 1; bf16
-// has the exponent range of float.
+// fp16 overflows at 2^16 and is subnormal below 2^-14; a maximum of at least 0 makes the largest P
+// at least 1, so no P is smaller than with the running max. bf16 has the exponent range of float.
 //! [reference]
 constexpr float kReference = 0;
 template <class Element>
@@ -339,7 +340,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         *reinterpret_cast<float2*>(&sO[warp_id][row][8 * n + quad_col]) =
             make_float2(o[n][2 * r], o[n][2 * r + 1]);
       const float sum = quad_sum(row_sum[r]);
-      if (lane_id % 4 == 0) {  // without visible keys: must not raise the common max
+      if (lane_id % 4 == 0) {  // no visible key: kLowest, so as not to raise the common max
         smem.sMax[warp_id][row] = sum != 0 ? row_max[r] : kLowest;
         smem.sSum[warp_id][row] = sum;
       }

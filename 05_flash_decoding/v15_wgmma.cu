@@ -1,13 +1,13 @@
 // v15_wgmma: 64 rows per block with wgmma. Presumes chapter 06.
 //
 // parent    v13_even_splits
-// change    One warpgroup processes all rows of a K/V head with wgmma, which has 64 rows. It
-//           processes all keys of a tile, so nothing is reduced across warps. Tiles are stored as
-//           panels of 64 columns, 128 bytes per row.
-// why       Several queries times the heads of a group are up to 64 rows. wgmma takes the same time
-//           for 1 as for 64.
-// expect    gpu__time_duration.sum flat up to 64 rows; up to 32 rows slower than v13, since an SM
-//           has a single warpgroup
+// change    One warpgroup processes up to 64 rows of a K/V head with wgmma, which takes 64 rows.
+//           Each warp owns 16 of them and all keys of a tile, so nothing is reduced across warps.
+//           Tiles are stored as panels of 64 columns, 128 bytes per row.
+// why       Several queries times the heads of a group can be more than the 16 rows of mma.sync.
+//           wgmma takes the same time for 1 row as for 64.
+// expect    gpu__time_duration.sum is the same for 1 to 64 rows; up to 32 rows it is longer than
+//           that of v13, because a single warpgroup runs on an SM
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include <algorithm>
 #include <type_traits>
@@ -204,6 +204,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       cp_async_commit();
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(keys.begin + n * kBlockN, n);
+    // Waits for all copies of this block except the newest `pending` groups.
     const auto consumer_wait = [&](auto pending) {
       cp_async_wait<pending.value>();
       fence_proxy_async();  // this thread's copies are visible to wgmma (async proxy)
@@ -213,7 +214,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     // (3) S = Q K^T; in the loop, of the next tile together with P V of this tile.
     float s[kBlockN / 8][4];
     if (keys.begin < keys.end) {
-      consumer_wait(std::integral_constant<int, kStages - 2>());
+      consumer_wait(std::integral_constant<int, kStages - 2>());  // Q and the first tile
       gemm_qk<Element, Config>(s, smem.sQ, smem.sK[0]);
       wgmma_wait<0>(s);
     }
@@ -263,7 +264,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       // (5) O += P V
       const int next = (stage + 1) % kStages;
       if (key0 + kBlockN < keys.end) {
-        consumer_wait(std::integral_constant<int, kStages - 3>());
+        consumer_wait(std::integral_constant<int, kStages - 3>());  // the next tile
         load_kv(key0 + (kStages - 1) * kBlockN, (stage + kStages - 1) % kStages);
         gemm_qk<Element, Config>(s, smem.sQ, smem.sK[next]);
         gemm_pv<Element, Config>(o, p, smem.sV[stage]);

@@ -1,18 +1,19 @@
 // v11_mixed: prefill tiles and decode work tiles in one launch.
 //
 // parent    v7_prefill
-// change    One list holds query tiles of prefill and work tiles of decoding sequences. Resident
-//           blocks take entries by atomic counters (tickets): the first block on an SM prefers
-//           prefill, the second decoding, until that kind is used up. A block learns which of the
-//           two it is from a counter per SM (SM-aware CTA scheduling). If the plan estimates that
-//           the launch ends earlier, it lets all blocks prefer prefill.
-// why       With chunked prefill, each batch contains both. Prefill keeps the tensor cores busy,
-//           decoding the memory; in two launches, one after the other, each leaves the other
-//           resource idle. Neighbouring blocks of the grid may run on the same SM, so a static
-//           split of the grid does not mix both kinds on each SM. The plan fixes all partial
-//           results, so the output does not depend on the ticket order.
-// expect    gpu__time_duration.sum below the sum of both launches; dram throughput and the tensor
-//           pipe high together. A decoding sequence has 16 rows per block, not 128
+// change    One list holds the query tiles of prefill and the work tiles of decoding sequences.
+//           Resident blocks take entries from an atomic work queue, one counter per kind. The first
+//           block on an SM prefers prefill, the second decoding, until that kind is used up. A
+//           counter per SM tells a block which of the two it is (SM-aware CTA scheduling). If the
+//           plan estimates a shorter time, all blocks prefer prefill.
+// why       With chunked prefill, each batch contains both kinds. Prefill keeps the tensor cores
+//           busy, decoding the memory; two launches in turn leave one of them idle. A static split
+//           of the grid cannot mix the kinds on each SM, because the GPU chooses the SM of a block.
+//           The plan fixes all partial results, so the output does not depend on which block takes
+//           which entry.
+// expect    gpu__time_duration.sum below the sum of both launches; dram throughput and tensor pipe
+//           utilisation high at the same time. A decode work tile has 16 rows; in v7 a decoding
+//           sequence takes a tile of up to 128
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, ragged batches and page sizes, causal,
 //           windows, GQA; scales from 1e-37; --serial, in two launches; --streams, in two streams
 // source    Kamath et al., POD-Attention (arXiv 2410.18038)
@@ -56,7 +57,7 @@ struct Config {
 
 template <class Element, class Config>
 struct SharedStorage {
-  int ticket;  // work tile of the block; at the same address in DecodeStorage
+  int ticket;  // entry of gWork that the block has taken; at the same address in DecodeStorage
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
@@ -92,7 +93,8 @@ __device__ __forceinline__ void load_tile(Element* tile, int rows, RowOf row_of)
 //! [copy]
 
 // (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead; the first kQSteps
-// fragments of Q are in registers. Offsets: in bytes, this lane's in the first 16 columns.
+// fragments of Q are in registers. Offsets are in bytes: q and k are where this lane's
+// ldmatrix rows start in the first 16 columns; swizzle_advance moves them along the row.
 //! [scores]
 template <class Config>
 __device__ __forceinline__ int q_offset() {
@@ -324,7 +326,7 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
       process_kv_block(n_block, std::true_type{});
   //! [loops]
 
-  // (7) O = O / l, once; (8) store O through this warp's rows of sQ, and lse.
+  // (7) O = O / l, once. (8) Store lse, and O by way of this warp's rows of sQ.
   //! [finish]
   const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
   char* const sO = reinterpret_cast<char*>(smem.sQ + warp_rows * kHeadDim);  // [kWarpRows, d]
@@ -360,9 +362,9 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
   //! [finish]
 }
 
-// Atomic work queue in device memory: prefill and decode entries taken, blocks that have exited,
-// and blocks on each SM. All are 0 between launches: a block that exits decrements its SM's
-// counter, and the last block resets the others.
+// Atomic work queue in device memory. `taken`: entries taken, of prefill and of decode; `gone`:
+// blocks that have exited; `on_sm`: blocks resident on each SM. All are 0 between launches: a block
+// that exits decrements its SM's counter, and the last one resets `taken` and `gone`.
 //! [tickets]
 enum Kinds { kPrefill = 1, kDecode = 2, kBoth = 3 };
 // Two launches have separate queues, since they may run concurrently: with a shared queue the last
@@ -383,8 +385,8 @@ __device__ __forceinline__ Preference preference_of_block(Tickets* tickets, cons
   const unsigned before = flag_add(&tickets->on_sm[sm], 1);
   return {sm, gCounts[2] == 0 && before % 2 == 1};
 }
-// Index of this block's next work tile in the list, of its preferred kind while there is some; -1:
-// none left. Called by one thread of a block.
+// Index in gWork of the block's next entry: of its preferred kind until that is used up, then of
+// the other. -1: none left. Called by one thread of a block.
 __device__ __forceinline__ int take_ticket(Tickets* tickets, const int* gCounts, int kinds,
                                            Preference preference) {
   for (int n = 0; n < 2; ++n) {
@@ -409,9 +411,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                      const int* gSeqused,      // [B]: valid keys per sequence
                      const int* cu_seqlens_q,  // [B + 1]: first query of each sequence, or null
                      const MixedWork* gWork,   // [most]: prefill tiles, then decode work tiles
-                     // [3]: entries per kind; whether all blocks prefer prefill
+                     // [3]: prefill tiles, decode work tiles; 1 if all blocks prefer prefill
                      const int* gCounts,
-                     Tickets* gTickets,     // entries taken so far
+                     Tickets* gTickets,     // the work queue
                      Element* gO,           // as gQ
                      float* gLse,           // [Hq, tokens], or [B, Hq, seqlen_q]
                      float* gOPartial,      // [parts, 16, d], of decode work tiles
@@ -423,7 +425,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   Preference preference{};
   if (threadIdx.x == 0) preference = preference_of_block(gTickets, gCounts);
   for (;;) {
-    // Each work tile contains a barrier, so all threads have read the previous ticket.
+    // An entry contains a barrier, so all threads have read the previous ticket.
     if (threadIdx.x == 0) smem.ticket = take_ticket(gTickets, gCounts, kinds, preference);
     __syncthreads();  // the ticket is visible; all threads have finished reading shared memory
     const int ticket = smem.ticket;

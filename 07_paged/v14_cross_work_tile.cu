@@ -1,13 +1,14 @@
-// v14_cross_work_tile: loads of the next work tile overlap with the end of this one.
+// v14_cross_work_tile: K/V loads of the next work tile overlap with the end of this one.
 //
 // parent    v5_balanced_plan
-// change    The KV tiles of a warp form one list across work tiles, and the multi-stage buffer
-//           continues into the next work tile. Q of the next work tile is loaded meanwhile. Each
-//           warp's part of O uses the stage that has just become free.
+// change    The KV tiles of a warp form one list across work tiles, so its copy pipeline does not
+//           drain at the end of a work tile. Q of the next work tile is loaded during the merge
+//           across warps. For this merge a warp stores its O in the stage that has just become
+//           free, because the other stages already hold tiles of the next work tile.
 // why       At the end of a work tile of v5 no copies are in flight: warps synchronise, merge,
 //           store, and only then look up the next pages, one latency after the other. With short
 //           sequences this happens every few microseconds.
-// expect    batches of very short sequences: dram__throughput rises
+// expect    dram__throughput rises for batches of very short sequences
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows, GQA
 #include "attn/kernel.h"
@@ -51,8 +52,8 @@ struct SharedStorage {
   bool last;                   // this block arrived last and reduces the parts of the row block
   ATTN_MEMBERS(SharedStorage, sKV, sQ, sMax, sSum, sStage, last)
 };
-// A warp's part of O [kRows, d] in fp32 has the size of a stage. Swizzle of chunks of eight floats:
-// half a warp stores four rows of one column of chunks at once, to all 32 banks.
+// A warp's part of O [kRows, d] in fp32 has the size of a stage. XOR swizzle of chunks of eight
+// floats: half a warp stores eight columns of four rows at once, and hits all 32 banks.
 __device__ __forceinline__ int part_offset(int row, int col) { return col ^ row % 4 * 8; }
 
 // XOR swizzle: offset of element (row, col) in a tile [kBlockN, kHeadDim]. 16-byte chunks of a row
@@ -76,8 +77,8 @@ __device__ __forceinline__ int slot_of(const Pages& pages, int key) {
 }
 //! [slot]
 
-// A block's list of work tiles (`piece`: one of them). Each lane holds one of 32 entries, so
-// advancing takes shuffles instead of dependent loads.
+// A block's list of work tiles; `piece` is one of them. Each lane of a warp holds one of 32
+// entries, so the next entry comes by shuffles, not by dependent loads.
 //! [next_pieces]
 struct PlannedTile {
   WorkTile work;
@@ -90,7 +91,7 @@ struct Pieces {
   int first = -32;          // work tile of lane 0; none yet
   PlannedTile lane_tile = {};
 
-  // Work tile n < end; n must not decrease from call to call. Called by all lanes of a warp.
+  // Work tile n < end. From call to call n must not decrease. All lanes of a warp must call it.
   __device__ __forceinline__ PlannedTile at(int n) {
     if (n - first >= 32) {
       first = n;
@@ -303,7 +304,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       const int kv = next.kv, slot = next.slot, count = next.keys.end - next.key0;
       next.key0 += kStep;
       if (next.key0 >= next.keys.end) ++next.piece, find_piece();
-      look_up();  // before the copies, behind which it would queue
+      look_up();  // issued before the copies: behind them its load would have to wait
       auto& sKV = smem.sKV[warp_id][stage];
       load_tile<Config>(&sKV[0][0][0], &sKV[1][0][0], gK + kv, gV + kv, token, slot, count);
     }

@@ -2,11 +2,13 @@
 //
 // parent    s1_block_mask
 // change    The tokens of a tile are contiguous and share one window, which slides by whole tiles.
-//           So no block of the canvas is masked, and there is no list: the producer computes the
-//           i-th block of a window. Each head has its own window, in one launch. Text after the
-//           canvas attends to everything and is visible to everything.
+//           So every visited block of the canvas is fully visible; only the last block of the text
+//           needs a mask, if it is partial. No list is stored: the producer computes the i-th block
+//           of a window. Each head has its own window, in one launch. Text after the canvas attends
+//           to all tokens and is visible to all.
 // why       A video token attends to its neighbours in time, height and width. With one window per
-//           token, the tokens of a block have different windows, so nearly every block is cut.
+//           token, the tokens of a block have different windows, so nearly every visited block
+//           would be partly masked.
 // expect    the same time per visited block as s1, and no lists
 // supports  fp16, bf16; head dims 64, 128, 256; a canvas of tiles of a multiple of 128 tokens, and
 //           text after it; GQA

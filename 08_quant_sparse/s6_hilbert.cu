@@ -1,13 +1,15 @@
 // s6_hilbert: reorder tokens along a Hilbert curve before forming blocks.
 //
 // parent    s4_predict
-// change    The host makes the order, `token_order` (--order). A pass copies the rows of Q, K and
-//           V in that order, and the epilogue stores rows of O and lse at their original
-//           positions, so the caller need not know.
-// why       A mean represents a block whose tokens are neighbours. In row-major order 128 tokens
-//           of a canvas are a line; along a Hilbert curve they are a compact block.
-// expect    a phase "order" that moves 12 d bytes per token and head; tokens of a block are more
-//           similar, so fewer blocks are below --similarity, which are always visited
+// change    The host computes a permutation, `token_order` (--order). A kernel copies the rows of
+//           Q, K and V in that order, and the epilogue stores rows of O and lse at their original
+//           positions, so the result is in the caller's order.
+// why       The prediction represents a block by its mean, which is good if the tokens are similar,
+//           as neighbours are. In row-major order 128 tokens of a canvas are a line; along a
+//           Hilbert curve they are a compact block.
+// expect    a phase "order" that moves 12 d bytes per token and head (three tensors of 16 bits,
+//           read and written). Tokens of a block are more similar, so fewer blocks fall below
+//           --similarity and have to be visited without a prediction
 // supports  as s4_predict, on a canvas (--inputs field:) only: no causal mask, no window
 // source    SpargeAttn (arXiv 2502.18137): Hilbert order
 #include <algorithm>
@@ -258,7 +260,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      const __grid_constant__ TensorMap mapV,  // as K
                      Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
                      float* __restrict__ gLse,                // [B, Hq, seqlen_q]
-                     const int* __restrict__ gOrder,          // [seqlen]: place of each input row
+                     const int* __restrict__ gOrder,          // [seqlen]: original row of each row
                      BlockLists lists, Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
@@ -391,7 +393,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     for (; nth < unmasked; ++nth) process_kv_block(nth, std::false_type{});
     for (; nth < count; ++nth) process_kv_block(nth, std::true_type{});
     const WorkTile& last = smem.work[q.count % kWorkRing];
-    int places[2];  // loaded early, to arrive before they are needed
+    int places[2];  // original rows, for the epilogue; loaded early to hide the latency
     read_places(places, gOrder, last);
     const float last_max[2] = {row_max[0], row_max[1]};
     float last_sum[2] = {row_sum[0], row_sum[1]};

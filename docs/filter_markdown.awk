@@ -193,11 +193,14 @@ function inline(s,   out, i, n, c, run, ticks, j, k, body, target, prev, rest) {
             i++
             continue
         }
-        if (c == "*" && rest ~ /^\*\*`[^`\n]+`\*\*/) {     # bold code: Doxygen leaves the stars
-            j = index(rest, "`**")
-            out = out "<b>" substr(rest, 3, j - 2) "</b>"
-            i += j + 2
-            continue
+        if (c == "*" && rest ~ /^\*\*[^ \t\n*]/) {  # Doxygen keeps the stars around code, links
+            j = bold_end(s, i + 2)
+            if (j) {
+                body = substr(s, i + 2, j - i - 2)
+                out = out "<b>" inline(body) "</b>"
+                i = j + 2
+                continue
+            }
         }
         if (rest ~ /^<!--/ && (j = index(rest, "-->"))) {
             out = out substr(rest, 1, j + 2)
@@ -237,6 +240,18 @@ function inline(s,   out, i, n, c, run, ticks, j, k, body, target, prev, rest) {
         i++
     }
     return out
+}
+
+# The position of the ** that closes bold text which begins at i, outside code spans, or 0.
+function bold_end(s, i,   n, c, code) {
+    n = length(s)
+    for (; i < n; i++) {
+        c = substr(s, i, 1)
+        if (c == "\\") i++
+        else if (c == "`") code = !code
+        else if (!code && substr(s, i, 2) == "**" && substr(s, i - 1, 1) !~ /[ \t\n]/) return i
+    }
+    return 0
 }
 
 function count(s, what) { return gsub(what, "", s) }

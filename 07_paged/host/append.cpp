@@ -78,8 +78,8 @@ void place_to_append(const Problem& p, HostTensors& in) {
       const auto [first, fresh] = writers.try_emplace(page * size + at % size, b);
       if (!fresh)
         throw InputError(fmt::format(
-            "page_table: sequences {} and {} both append to token {} of page {}: it must be one's "
-            "own",
+            "page_table: sequences {} and {} both append to token {} of page {}: a page that "
+            "grows must belong to one sequence",
             first->second, b, at % size, page));
     }
 }
@@ -222,7 +222,7 @@ const Operation& paged_append() {
     op.own = page_options();
     op.own.push_back({.name = "rotary",
                       .lacking = "rotary embedding",
-                      .help = "keys are turned by their positions as they are appended",
+                      .help = "RoPE: rotate keys by their positions as they are appended",
                       .everywhere = true});
     op.changes = appended_rows;
     op.useful_bytes = [](const Problem& p) { return 4 * bytes_of_rows(p, new_tokens(p)); };

@@ -237,7 +237,7 @@ void sizes_of_pages(const std::string& folder, Problem& p, const char* file) {
                                  k[1], kLargestPage));
   if (p.own.contains("shared_prefix"))
     throw InputError(
-        "--shared-prefix: not together with --load: page_table.npy says what is shared");
+        "--shared-prefix: not together with --load, whose page_table.npy says what is shared");
   p.batch = table[0], p.head_dim = k[3], p.kv_heads = k[2];
   p.own["num_pages"] = {static_cast<double>(k[0])};
   p.own["page_size"] = {static_cast<double>(k[1])};
@@ -398,7 +398,7 @@ std::vector<std::pair<std::string, Problem>> pages_in_order(const Problem& p) {
 std::vector<Feature> page_options() {
   return {{.name = "page_size",
            .lacking = "pages",
-           .help = "tokens a page (16)",
+           .help = "tokens per page (16)",
            .kind = Feature::Kind::number,
            .least = 1,
            .most = kLargestPage,
@@ -408,12 +408,12 @@ std::vector<Feature> page_options() {
            .everywhere = true},
           {.name = "identity_table",
            .lacking = "table in order",
-           .help = "sequences take the pages of the pool in order: a table of 0, 1, 2, ...",
+           .help = "pages of the pool in order: a page table of 0, 1, 2, ...",
            .vary = pages_in_order,
            .everywhere = true},
           {.name = "num_pages",
            .lacking = "pool",
-           .help = "pages of the pool (what the sequences need, and an eighth more)",
+           .help = "pages in the pool (default: an eighth more than the sequences need)",
            .kind = Feature::Kind::number,
            .least = 1,
            .most = 0x1p31 - 2,
@@ -421,7 +421,7 @@ std::vector<Feature> page_options() {
            .everywhere = true},
           {.name = "blocks",
            .lacking = "plan",
-           .help = "for which a plan has work (as the GPU has SMs; 132 without one)",
+           .help = "thread blocks of the plan (default: one per SM; 132 without a GPU)",
            .kind = Feature::Kind::number,
            .least = 1,
            .most = 1024,
@@ -429,7 +429,7 @@ std::vector<Feature> page_options() {
            .everywhere = true},
           {.name = "lengths",
            .lacking = "lengths",
-           .help = "of the sequences, drawn: uniform:A,B, zipf:MEAN or const:N",
+           .help = "random lengths of the sequences: uniform:A,B, zipf:MEAN or const:N",
            .kind = Feature::Kind::list,
            .read = read_lengths,
            .everywhere = true}};
@@ -447,19 +447,20 @@ const Operation& paged_decode() {
     op.own.push_back(
         {.name = "shared_prefix",
          .lacking = "shared prefix",
-         .help = "N or N,G: of each G sequences (all) the first N tokens are the same; v8 and v17 "
+         .help = "N or N,G: the first N tokens of each G sequences (all) are equal; v8 and v17 "
                  "read them once if they are 128 or more",
          .kind = Feature::Kind::list,
          .read = read_shared,
          .everywhere = true});
     op.own.push_back({.name = "sinks",
                       .lacking = "attention sinks",
-                      .help = "a logit of each query head in the denominator of softmax"});
+                      .help = "attention sinks: one logit per query head in the denominator of "
+                              "softmax"});
     op.own.push_back(
         {.name = "rotary",
          .lacking = "rotary embedding",
-         .help = "paged_decode: queries are rotated by their positions, keys in pages have "
-                 "been; paged_append: new keys are",
+         .help = "RoPE: paged_decode rotates the queries, keys in pages are rotated already; "
+                 "paged_append rotates the new keys",
          .rows = turn_query<double>,
          .rows_low = turn_query<float>,
          .error = turned_error});

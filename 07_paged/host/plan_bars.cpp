@@ -139,7 +139,7 @@ std::string plan_picture() {
 int plans_command(const std::vector<std::string>& arguments) {
   const bool draws = arguments.size() == 2 && arguments[0] == "--svg";
   if (!draws && !arguments.empty())
-    throw InputError(fmt::format("--plans: {}: it takes [--svg FILE]", arguments[0]));
+    throw InputError(fmt::format("--plans: {}: must be [--svg FILE]", arguments[0]));
   fmt::print(
       "of the time of 132 SMs, the share that goes into tiles, by the plans' own costs; 32/8 "
       "heads, d=128\n\n{}",

@@ -93,16 +93,16 @@ const Operation& paged_prefill() {
     op.own.push_back({.name = "tree",
                       .lacking = "tree mask",
                       .help =
-                          "the queries of a sequence are a tree: each sees the keys before, its "
-                          "ancestors and itself",
+                          "the queries of a sequence form a tree: each attends to the keys before, "
+                          "to its ancestors and to itself",
                       .scores = hide<double>,
                       .scores_low = hide<float>});
     op.own.push_back({.name = "serial",
                       .lacking = "launch for each of the two",
-                      .help = "prefill and decoding of a batch in two launches, in turn"});
+                      .help = "prefill and decode tiles in two launches, one after the other"});
     op.own.push_back({.name = "streams",
                       .lacking = "second stream",
-                      .help = "prefill and decoding of a batch in two launches, in two streams"});
+                      .help = "prefill and decode tiles in two launches, in two streams"});
     op.inputs = [](const Problem& p) {
       std::vector<TensorSpec> specs = paged_inputs(p);
       if (has_tree(p)) specs.push_back(tree_of(p));

@@ -202,14 +202,15 @@ Step with_trees(std::string name, std::string idea, Launch launch) {
 // A TMA box holds rows of one page, in whole atoms of the swizzle.
 static Reason refuse_boxes(const Problem& p) {
   if (box_rows(p) % kAtomRows == 0) return std::nullopt;
-  return fmt::format("--page-size {}: a multiple of {}, so that a box of TMA is whole atoms",
-                     page_size_of(p), kAtomRows);
+  return fmt::format(
+      "--page-size {}: must be a multiple of {}: a TMA box holds whole swizzle atoms",
+      page_size_of(p), kAtomRows);
 }
 
 // Chapter 06's kernel; its launch reports the tile sizes.
 Step hopper_prefill(std::string name, std::string idea, Launch launch) {
   Step step = prefill(std::move(name), std::move(idea), {"seqused", "varlen"}, launch);
-  step.support = "page sizes that 8 divides; ragged batches, causal, windows, GQA";
+  step.support = "page sizes that are multiples of 8; ragged batches, causal, windows, GQA";
   step.refuses = [](const Problem& p) -> Reason {
     if (Reason reason = refuse_prefill(p)) return reason;
     return refuse_boxes(p);
@@ -240,8 +241,7 @@ Step mixed(std::string name, std::string idea, Launch launch) {
   step.refuses = [](const Problem& p) -> Reason {
     if (Reason reason = refuse_prefill(p)) return reason;
     if (p.own.contains("serial") && p.own.contains("streams"))
-      return "--serial --streams: two launches run in turn or in two streams; one of the two "
-             "options is accepted, or neither";
+      return "--serial --streams: at most one of the two is accepted";
     const double tiles = double(row_blocks(p, kMmaRows)) * double(p.seqlen_k / 64 + 2);
     if (tiles >= 0x1p30) return fmt::format("{:.0f} tiles of keys: at most 2^30 - 1", tiles);
     return std::nullopt;
@@ -295,7 +295,7 @@ Step shared(std::string name, std::string idea, Launch launch, TilesOf tiles_of)
   step.plan = [tiles_of](const Problem& p, const HostTensors& in) {
     return plans::prefix_tensors(p, in, tiles_of(p.head_dim));
   };
-  step.support += "; reads shared prefixes of 128 tokens and more once";
+  step.support += "; reads shared prefixes of at least 128 tokens once";
   step.cost = [suffix = step, tiles_of](const Problem& p) {
     return shared_cost(suffix, p, tiles_of(p.head_dim));
   };
@@ -313,7 +313,8 @@ Step shared(std::string name, std::string idea, Launch launch, TilesOf tiles_of)
 // The same with TMA and wgmma.
 Step hopper_shared(std::string name, std::string idea, Launch launch) {
   Step step = shared(std::move(name), std::move(idea), launch, plans::wgmma_prefix_tiles);
-  step.support.replace(step.support.find("any page size"), 13, "page sizes that 8 divides");
+  step.support.replace(step.support.find("any page size"), 13,
+                       "page sizes that are multiples of 8");
   step.refuses = [of_mma = step.refuses](const Problem& p) -> Reason {
     if (Reason reason = of_mma(p)) return reason;
     return refuse_boxes(p);
@@ -324,7 +325,8 @@ Step hopper_shared(std::string name, std::string idea, Launch launch) {
 
 // Latent attention with `rows` rows per block.
 static Reason refuse_latent(const Problem& p) {
-  if (p.kv_heads != 1) return fmt::format("--kv-heads {}: all query heads share one", p.kv_heads);
+  if (p.kv_heads != 1)
+    return fmt::format("--kv-heads {}: must be 1, shared by all query heads", p.kv_heads);
   return refuse_runs(p);
 }
 Step latent(std::string name, std::string idea, Launch launch, int64_t rows) {
@@ -363,14 +365,14 @@ Step latent_wgmma(std::string name, std::string idea, Launch launch) {
 // A tile starts at the first visible key, which with a window need not be the start of a box.
 Step latent_boxes(std::string name, std::string idea, Launch launch) {
   Step step = latent_wgmma(std::move(name), std::move(idea), launch);
-  step.support = "512 of them V; one K/V head; page sizes that 8 divides; causal";
+  step.support = "512 of them V; one K/V head; page sizes that are multiples of 8; causal";
   step.refuses = [](const Problem& p) -> Reason {
     if (Reason reason = refuse_latent(p)) return reason;
     if (Reason reason = refuse_boxes(p)) return reason;
     if (p.window_left >= 0)
       return fmt::format(
-          "--window {},{}: a tile of this step begins where a box of TMA does, not where a window "
-          "may; -1 to the left and --causal are accepted",
+          "--window {},{}: accepted are -1 to the left and --causal, since tiles begin at TMA "
+          "boxes",
           p.window_left, p.window_right);
     return std::nullopt;
   };

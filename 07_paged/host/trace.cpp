@@ -429,7 +429,7 @@ int trace_command(const std::vector<std::string>& arguments) {
     else if (from.empty() && !a.empty() && a.front() != '-')
       from = a;
     else
-      throw InputError(fmt::format("--trace: {}: it takes [FILE] [--svg FILE] [--save FILE]", a));
+      throw InputError(fmt::format("--trace: {}: must be [FILE] [--svg FILE] [--save FILE]", a));
   }
   Trace trace;
   if (from.empty()) {

@@ -293,16 +293,16 @@ TEST_CASE("contradictory options are refused with the reason", "[emulated]") {
   CHECK(why({"--operation", "paged_append", "--seqlen-q", "60", "--seqlen-k", "40"}) ==
         "--seqlen-q 60: more new tokens than the 40 that a sequence has room for");
   CHECK(why({"--operation", "paged_append", "--seqlen-q", "40", "--seqlen-k", "40"}) == "");
-  CHECK(why({"--tree"}) == "--tree: for paged_prefill alone, the operation is paged_decode");
+  CHECK(why({"--tree"}) == "--tree: only for paged_prefill, not for paged_decode");
   CHECK(why({"--operation", "paged_prefill", "--sinks"}) ==
-        "--sinks: for paged_decode alone, the operation is paged_prefill");
+        "--sinks: only for paged_decode, not for paged_prefill");
   CHECK(why({"--operation", "paged_mla", "--shared-prefix", "100"}) ==
-        "--shared-prefix 100: for paged_decode and paged_prefill, the operation is paged_mla");
+        "--shared-prefix 100: only for paged_decode and paged_prefill, not for paged_mla");
   CHECK(why({"--operation", "page_copy", "--rotary"}) ==
-        "--rotary: for paged_decode and paged_append, the operation is page_copy");
+        "--rotary: only for paged_decode and paged_append, not for page_copy");
   for (const Step& step : chapter().steps)
     if (step.name == "v8_shared_prefix")
-      CHECK(step.support.ends_with("reads shared prefixes of 128 tokens and more once"));
+      CHECK(step.support.ends_with("reads shared prefixes of at least 128 tokens once"));
 }
 
 TEST_CASE("unsupported options of pages are named", "[emulated]") {

@@ -157,8 +157,8 @@ TEST_CASE("pages waste less than 4 % at 16 tokens", "[cache]") {
     if (division.kind == Division::Kind::pages && division.page_size == 1)
       CHECK((r.useful == 1 && r.copied == 0));
   }
-  // The chapter's page shows what the program prints and draws.
-  CHECK(text_of("07_paged/README.md").find(table(rows)) != std::string::npos);
+  // The chapter's pages show what the program prints and draws.
+  CHECK(text_of("07_paged/RESULTS.md").find(table(rows)) != std::string::npos);
   CHECK(text_of("docs/figures/07_trace.svg") == picture(rows));
 }
 

@@ -108,7 +108,7 @@ TEST_CASE("two tokens for the same slot are refused", "[emulated]") {
   table[4 + 1] = table[3];
   CHECK_THROWS_WITH(paged_append().place(p, in),
                     fmt::format("page_table: sequences 0 and 1 both append to token 0 of page {}: "
-                                "it must be one's own",
+                                "a page that grows must belong to one sequence",
                                 table[3]));
   // a page shared by both, which write to other pages
   table[4 + 0] = table[3], table[4 + 1] = table[2];

@@ -228,7 +228,7 @@ TEST_CASE("problems that are not latent attention are refused", "[emulated]") {
   };
   Problem p = latent(16, 1, 64, 16);
   p.kv_heads = 2;
-  refused(p, "--kv-heads 2: all query heads share one");
+  refused(p, "--kv-heads 2: must be 1, shared by all query heads");
   p = latent(16, 1, 64, 16);
   p.head_dim = 512;
   refused(p, "--head-dim 512: this step takes 576");
@@ -245,10 +245,10 @@ TEST_CASE("problems that are not latent attention are refused", "[emulated]") {
       CHECK(refusal(*step, q).value_or("").find(why) ==
             (step->name == "v16_mla_seesaw" ? 0 : std::string::npos));
   };
-  refused_by_boxes(latent(16, 1, 64, 12), "--page-size 12: a multiple of 8");
+  refused_by_boxes(latent(16, 1, 64, 12), "--page-size 12: must be a multiple of 8");
   p = latent(16, 2, 64, 16);
   p.window_left = 30, p.window_right = 0;
-  refused_by_boxes(p, "--window 30,0: a tile of this step begins where a box of TMA does");
+  refused_by_boxes(p, "--window 30,0: accepted are -1 to the left and --causal");
 }
 
 TEST_CASE("the answers of exercise e follow from the shapes", "[emulated]") {

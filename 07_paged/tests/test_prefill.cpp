@@ -136,8 +136,9 @@ TEST_CASE("a page size that is not a multiple of 8 is refused", "[emulated]") {
       for (const int64_t page : {1, 5, 12}) {
         Problem p = pages_of(page, 0);
         p.finish();
-        CHECK(refusal(step, p) == "--page-size " + std::to_string(page) +
-                                      ": a multiple of 8, so that a box of TMA is whole atoms");
+        CHECK(refusal(step, p) ==
+              "--page-size " + std::to_string(page) +
+                  ": must be a multiple of 8: a TMA box holds whole swizzle atoms");
       }
 }
 

@@ -221,8 +221,8 @@ const Operation& operation() {
     op.name = "sparq";
     op.reference = reference;
     op.own = {number("top_columns", "r: columns of K for the estimate (default 32)", 32, 256),
-              number("top_keys", "k: tokens that are read (default 128)", 128, 1 << 20),
-              number("newest_keys", "l: how many of them are the newest ones (default k / 4)", 0,
+              number("top_keys", "k: tokens whose K and V are read (default 128)", 128, 1 << 20),
+              number("newest_keys", "l: the newest tokens, always among those k (default k / 4)", 0,
                      1 << 20)};
     op.complete = [](Problem& p, const std::set<std::string>&) {  // so that it is printed
       p.own["newest_keys"] = {double(choice_of(p).newest)};

@@ -55,7 +55,7 @@ Reason refuse_all(const Problem& p) {
 Reason refuse_blocks(const Problem& p) {
   const int64_t block_n = sparse_block_n(p.head_dim);
   const BlockMask* const mask = blocks_of(p);
-  if (p.mask && mask == nullptr) return "this step has no masks but block masks";
+  if (p.mask && mask == nullptr) return "this step takes no masks other than block masks";
   if (mask != nullptr && (mask->block_m() % kSparseBlockM != 0 || mask->block_n() % block_n != 0))
     return fmt::format("blocks of {} x {}: must be multiples of {} queries and {} keys",
                        mask->block_m(), mask->block_n(), kSparseBlockM, block_n);

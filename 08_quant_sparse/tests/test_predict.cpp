@@ -326,12 +326,12 @@ TEST_CASE("problems without a valid choice are refused", "[predict]") {
   q = p, q.dtype = DType::fp32;
   CHECK(refusal(step, q).value_or("") == "--dtype fp32: this step takes fp16 and bf16");
   CHECK(refusal(step_named("s7_int8"), p).value_or("") ==
-        "--dtype bf16: this step quantises what it is given to e4m3");
+        "--dtype bf16: this step quantises its inputs to e4m3");
   q = p, q.dtype = DType::e4m3, q.softmax_scale = 1e-11;
   CHECK(refusal(step_named("s7_int8"), q).value_or("") ==
-        "--scale 1e-11: this step takes 1e-10 and more");
+        "--scale 1e-11: this step takes at least 1e-10");
   q = p, q.softmax_scale = 1e-11;
-  CHECK(refusal(step, q).value_or("") == "--scale 1e-11: this step takes 1e-10 and more");
+  CHECK(refusal(step, q).value_or("") == "--scale 1e-11: this step takes at least 1e-10");
   q = p, q.seqlen_k = 65536 * 128;
   CHECK(refusal(step, q).value_or("").find("--seqlen-k 8388608: at most 65535 blocks") == 0);
   q = p;

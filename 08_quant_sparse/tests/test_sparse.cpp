@@ -242,7 +242,7 @@ TEST_CASE("unsupported masks are refused", "[emulated]") {
         "this step needs a mask of column intervals");
   p.mask = read_mask("flashmask:document", p);
   CHECK(refusal(step_named("s1_block_mask"), p).value_or("") ==
-        "this step has no masks but block masks");
+        "this step takes no masks other than block masks");
   CHECK(refusal(step_named("s2_flashmask"), p).value_or("") == "");
 }
 
@@ -329,8 +329,8 @@ TEST_CASE("invalid sliding tile windows are refused", "[emulated]") {
   CHECK(said("sta:2x8x24,2x8x8,2x8x8", 384) == "");
   CHECK(said("sta:2x8x24,2x8x8,2x8x16", 384).find("must have an odd number of tiles") !=
         std::string::npos);
-  CHECK(said("sta:2x8x20,2x8x8,2x8x8", 384).find("a canvas of 2x8x20: must be tiles of 2x8x8") !=
-        std::string::npos);
+  CHECK(said("sta:2x8x20,2x8x8,2x8x8", 384)
+            .find("a canvas of 2x8x20: must be a multiple of tiles of 2x8x8") != std::string::npos);
   CHECK(said("sta:2x8x24,2x8x8", 384).find("must be sta:CANVAS,TILE,WINDOW") != std::string::npos);
   CHECK(said("sta:2x8x24,2x8x8,2x8x8", 300).find("the canvas of 384 tokens") != std::string::npos);
   CHECK(said("sta:2x8x24,2x4x8,2x4x8", 384) ==
@@ -338,7 +338,7 @@ TEST_CASE("invalid sliding tile windows are refused", "[emulated]") {
   CHECK(said("sta:2x8x24,2x8x8,2x8x8", 384, true) ==
         "this step has no causal mask and no window but sliding tile windows");
   CHECK(said("sta:2x8x24,2x8x8,2x8x8,2x8x24,2x8x8", 384)
-            .find("3 windows and 2 heads: at most one for each head") != std::string::npos);
+            .find("3 windows and 2 heads: at most one per head") != std::string::npos);
   CHECK(said("sat:2x8x24,2x8x8", 384).find("or sta:CANVAS,TILE,WINDOW") != std::string::npos);
 }
 

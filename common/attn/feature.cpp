@@ -63,7 +63,7 @@ std::vector<Feature> make_features() {
   std::vector<Feature> all;
   all.push_back({.name = "causal",
                  .lacking = "causal mask",
-                 .help = "causal mask (bottom-right aligned)",
+                 .help = "causal mask, aligned at the bottom right",
                  .get = [](const Problem& p) { return flag(p.causal); },
                  .set = [](Problem& p, const Values& v) { p.causal = !v.empty(); },
                  .everywhere = true,
@@ -96,7 +96,9 @@ std::vector<Feature> make_features() {
                  .slope_error = cap_slope_error});
   all.push_back({.name = "alibi",
                  .lacking = "ALiBi",
-                 .help = "adds -slope |distance to the diagonal| to scores, a slope a head",
+                 .help =
+                     "ALiBi: subtract slope * |distance to the diagonal| from scores, one slope "
+                     "per head",
                  .get = [](const Problem& p) { return flag(p.alibi); },
                  .set = [](Problem& p, const Values& v) { p.alibi = !v.empty(); },
                  .scores = bias<double>,
@@ -104,7 +106,7 @@ std::vector<Feature> make_features() {
                  .error = bias_error});
   all.push_back({.name = "dropout",
                  .lacking = "dropout",
-                 .help = "share of P that is dropped, rounded to 1/256 (0)",
+                 .help = "fraction of P that is dropped, rounded to a multiple of 1/256 (0)",
                  .kind = Kind::number,
                  .most = 1,
                  .get = [](const Problem& p) { return number(p.dropout); },
@@ -116,8 +118,8 @@ std::vector<Feature> make_features() {
                  .get = [](const Problem& p) { return list(p.varlen_q); }});
   all.push_back(
       {.name = "seqused",
-       .lacking = "cache that is used in part",
-       .help = "N,N,...: keys of each sequence that are in use (all)",
+       .lacking = "partly filled cache",
+       .help = "N,N,...: valid keys of each sequence (all)",
        .kind = Kind::list,
        .most = 0x1p30,
        .whole = true,

@@ -98,7 +98,7 @@ ColumnIntervals::ColumnIntervals(std::vector<int64_t> shape, std::vector<int64_t
       elements_of(shape_) != static_cast<int64_t>(begin_.size()) || begin_.size() != end_.size())
     throw InputError(
         fmt::format("hidden_begin, hidden_end: {} and {} numbers, must be [{}] with 1 or 2 "
-                    "intervals a column",
+                    "intervals per column",
                     begin_.size(), end_.size(), fmt::join(shape_, ", ")));
 }
 

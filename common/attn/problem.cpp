@@ -60,7 +60,7 @@ int64_t longest_of(const std::vector<int64_t>& lengths, const char* option) {
     tokens = std::min(tokens + n, kMaxTokens + 1);
   }
   if (tokens > kMaxTokens)
-    throw InputError(fmt::format("{}: must be at most 2^24 tokens together", option));
+    throw InputError(fmt::format("{}: the lengths must add up to at most 2^24 tokens", option));
   return *std::max_element(lengths.begin(), lengths.end());
 }
 
@@ -69,7 +69,7 @@ int64_t longest_of(const std::vector<int64_t>& lengths, const char* option) {
 void Problem::finish() {
   if (varlen_k.empty()) varlen_k = varlen_q;
   if (varlen_q.size() != varlen_k.size())
-    throw InputError(fmt::format("--varlen-k: {} lengths, must be {} as in --varlen",
+    throw InputError(fmt::format("--varlen-k: {} lengths, must be {}, as in --varlen",
                                  varlen_k.size(), varlen_q.size()));
   if (varlen()) {
     batch = static_cast<int64_t>(varlen_q.size());
@@ -103,7 +103,7 @@ void Problem::finish() {
   if (!seqused_k.empty()) {
     if (varlen()) throw InputError("--seqused: not together with --varlen");
     if (static_cast<int64_t>(seqused_k.size()) != batch)
-      throw InputError(fmt::format("--seqused: {} lengths, must be {}: one a sequence",
+      throw InputError(fmt::format("--seqused: {} lengths, must be {}, one per sequence",
                                    seqused_k.size(), batch));
     for (const int64_t n : seqused_k)
       if (n < 0 || n > seqlen_k)

@@ -17,8 +17,8 @@ Sides tiles_of(const char* what, const Sides& sides, const Sides& tile) {
   Sides tiles;
   for (std::size_t i = 0; i < 3; ++i) {
     if (sides[i] < 1 || tile[i] < 1 || sides[i] % tile[i] != 0)
-      throw InputError(fmt::format("--mask sta: a {} of {}: must be tiles of {}", what,
-                                   text_of(sides), text_of(tile)));
+      throw InputError(fmt::format("--mask sta: a {} of {}: must be a multiple of tiles of {}",
+                                   what, text_of(sides), text_of(tile)));
     tiles[i] = sides[i] / tile[i];
   }
   return tiles;
@@ -98,8 +98,8 @@ SlidingTiles::SlidingTiles(const Sides& canvas, const Sides& tile,
 
 void SlidingTiles::fits(const Problem& p) const {
   if (p.seqlen_q != tokens_ || p.seqlen_k != tokens_)
-    throw InputError(fmt::format("--mask {}: {} queries and {} keys, must be {}", name_, p.seqlen_q,
-                                 p.seqlen_k, tokens_));
+    throw InputError(fmt::format("--mask {}: {} queries and {} keys: both must be {}", name_,
+                                 p.seqlen_q, p.seqlen_k, tokens_));
   BlockMask::fits(p);
 }
 

@@ -66,7 +66,7 @@ void check_field(const Problem& p) {
   const int64_t tokens = field_of(p).tokens();
   if (p.matrix || p.varlen() || p.seqlen_q != p.seqlen_k || p.seqlen_k < tokens)
     throw InputError(fmt::format(
-        "--inputs field: {} queries and {} keys: must be as many, the canvas of {} tokens and text",
+        "--inputs field: {} queries and {} keys: must be equal, the canvas of {} tokens and text",
         p.seqlen_q, p.seqlen_k, tokens));
 }
 

@@ -127,14 +127,14 @@ const Operation& decode() {
       .few_queries = 1,
       .own = {{.name = "num_splits",
                .lacking = "choice of the number of splits",
-               .help = "splits of each row's keys, in place of those of the step's model",
+               .help = "number of splits per row (default: by the step's model)",
                .kind = Feature::Kind::number,
                .least = 1,
                .most = 128,
                .whole = true},
               {.name = "split_keys",
                .lacking = "splits of so many keys",
-               .help = "N keys to a split, whatever else is in the batch (a multiple of 128)",
+               .help = "N keys per split, whatever else is in the batch (a multiple of 128)",
                .kind = Feature::Kind::number,
                .least = 128,
                .most = 1 << 30,
@@ -274,7 +274,7 @@ static std::string outside(const Limits& limits, const Problem& p) {
   if (limits.most_keys > 0 && p.seqlen_k > limits.most_keys)
     return fmt::format("--seqlen-k {}: this step takes at most {}", p.seqlen_k, limits.most_keys);
   if (limits.least_scale > 0 && p.softmax_scale < limits.least_scale)
-    return fmt::format("--scale {}: this step takes {} and more", p.softmax_scale,
+    return fmt::format("--scale {}: this step takes at least {}", p.softmax_scale,
                        limits.least_scale);
   return "";
 }
@@ -293,10 +293,9 @@ std::optional<std::string> refusal(const Step& step, const Problem& p) {
     if (auto reason = check(f)) return reason;
   const DType to = quantises_to(step);
   if (bits_of(p.dtype) < 16 && to == DType::bf16)
-    return fmt::format("--dtype {}: this step does not quantise what it is given", name(p.dtype));
+    return fmt::format("--dtype {}: this step does not quantise its inputs", name(p.dtype));
   if (to != DType::bf16 && p.dtype != to)
-    return fmt::format("--dtype {}: this step quantises what it is given to {}", name(p.dtype),
-                       name(to));
+    return fmt::format("--dtype {}: this step quantises its inputs to {}", name(p.dtype), name(to));
   if (std::string reason = outside(step.limits, p); !reason.empty()) return reason;
   return step.refuses ? step.refuses(p) : std::nullopt;
 }

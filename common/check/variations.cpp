@@ -108,9 +108,9 @@ std::optional<Varied> not_varied(const Problem& p, bool rows_alone, Backend back
   if (p.inputs == InputKind::files)
     return Varied{Varied::Outcome::not_tried, "the inputs are from files"};
   if (work > most)
-    return Varied{Varied::Outcome::not_tried,
-                  fmt::format("the problem is {:.2g} times as large as those that are run again",
-                              work / most)};
+    return Varied{
+        Varied::Outcome::not_tried,
+        fmt::format("the problem is {:.2g} times as large as any that is run again", work / most)};
   return std::nullopt;
 }
 

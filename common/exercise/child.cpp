@@ -36,7 +36,7 @@ Reply answer(const Request& r) {
   const std::vector<Variant>& all = variants();
   const auto v = std::ranges::find(all, r.variant, &Variant::name);
   if (v == all.end())
-    return Reply::failure(fmt::format("--variant {}: there is no such version", r.variant));
+    return Reply::failure(fmt::format("--variant {}: no such version", r.variant));
   Reply reply;
   if (r.what == Request::What::probe) {
     if (v->probe) {

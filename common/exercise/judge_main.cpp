@@ -47,7 +47,7 @@ int run(const Options& o) {
   const std::vector<Exercise>& all = exercises();
   const auto e = std::ranges::find(all, o.exercise, &Exercise::name);
   if (e == all.end())
-    throw InputError(fmt::format("{}: there is no such exercise (--list)", o.exercise));
+    throw InputError(fmt::format("{}: no such exercise (--list prints all)", o.exercise));
   const Step& step = shipped_step(*e);
   const std::string beside =
       std::filesystem::canonical("/proc/self/exe").parent_path() / (e->name + "_student");
@@ -80,14 +80,14 @@ int main(int argc, char** argv) {
   app.add_option("exercise", o.exercise, "ex01a, ...");
   app.add_option(
       "--program", o.program,
-      "the program with the student's kernel (default: EXERCISE_student beside this one)");
+      "the program with the student's kernel (default: EXERCISE_student next to this one)");
   app.add_option("--variant", o.variant, "which version in it");
   app.add_option("--seed", o.seed, "of the inputs and the emulator's schedules");
   app.add_option("--case", o.only, "this problem alone, by its number");
   app.add_option("--limit", o.limit, "seconds for all problems together")
       ->check(CLI::PositiveNumber);
   app.add_option("--result", o.result, "file for the verdict, as JSON");
-  app.add_flag("--speed", o.speed, "on a GPU, time it beside the shipped step");
+  app.add_flag("--speed", o.speed, "on a GPU, time it and the shipped step");
   app.add_flag("--profile", o.profile, "launch once on the GPU, for a profiler");
   app.add_flag("--list", list, "the exercises of this chapter");
   try {
@@ -95,7 +95,7 @@ int main(int argc, char** argv) {
     if (list)
       for (const attn::Exercise& e : attn::exercises()) fmt::print("{}\n", e.name);
     if (list) return 0;
-    if (o.exercise.empty()) throw attn::InputError("which exercise? (--list)");
+    if (o.exercise.empty()) throw attn::InputError("an exercise must be named (--list prints all)");
     return attn::run(o);
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());

@@ -74,7 +74,7 @@ json to_json(const KeyMask* mask) {
   if (const auto* tiles = dynamic_cast<const SlidingTiles*>(mask))
     return {{"canvas", tiles->canvas_tiles()}, {"tile", tiles->block_m()}};
   if (dynamic_cast<const ColumnIntervals*>(mask)) return json::object();
-  if (mask) throw InputError("an exercise has no masks but of columns and tiles of a canvas");
+  if (mask) throw InputError("an exercise takes only column masks and sliding tile masks");
   return nullptr;
 }
 std::shared_ptr<const KeyMask> mask_of(const json& j, const Request& r) {
@@ -362,7 +362,7 @@ Reply StudentProcess::ask(Request request) {
   Reply reply;
   int64_t length = 0, count = 0;
   if (!send(encoded(request)) || !receive(&length, sizeof length)) return gone("");
-  if (length < 0 || length > kLongestMessage) return gone("gave an answer that is none");
+  if (length < 0 || length > kLongestMessage) return gone("gave an answer that cannot be read");
   reply.message.resize(static_cast<std::size_t>(length));
   if (!receive(reply.message.data(), reply.message.size()) ||
       !receive(&reply.seconds, sizeof reply.seconds) || !receive(&count, sizeof count))

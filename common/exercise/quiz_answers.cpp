@@ -134,7 +134,7 @@ Answers read_answers(const std::string& path) {
       throw InputError(fmt::format("{}:{}: must be \"name = value\"", path, number));
     const std::string name = trimmed(line.substr(0, equals));
     if (std::ranges::find(answers, name, &Answers::value_type::first) != answers.end())
-      throw InputError(fmt::format("{}:{}: {} is there twice", path, number, name));
+      throw InputError(fmt::format("{}:{}: {} is given twice", path, number, name));
     answers.emplace_back(name, trimmed(line.substr(equals + 1)));
   }
   return answers;
@@ -162,8 +162,7 @@ std::string Question::accepted() const {
   switch (kind) {
     case Kind::number:
       return "must be one number, or arithmetic as in 4 * 4096^2 * 128";
-    case Kind::whole:
-      return "must be one whole number, or arithmetic that gives one";
+    case Kind::whole: return "must be one integer, or arithmetic that gives one";
     case Kind::choice:
       return fmt::format("must be one of {}", fmt::join(choices, ", "));
     case Kind::letters:
@@ -200,8 +199,8 @@ Answers understood(const Answers& written, const std::vector<Question>& question
   for (const Question& q : questions) names.push_back(q.name);
   for (const auto& [name, value] : written)
     if (std::ranges::find(names, name) == names.end())
-      throw InputError(fmt::format("{}: {}: nobody asks for that; the names are {}", path, name,
-                                   fmt::join(names, ", ")));
+      throw InputError(fmt::format("{}: {}: not a name in this exercise; the names are {}", path,
+                                   name, fmt::join(names, ", ")));
   Answers result;
   for (const Question& q : questions) {
     const std::string value = answer_to(written, q.name);

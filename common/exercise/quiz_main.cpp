@@ -170,7 +170,7 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
   if (step == steps.end() || gpu == nullptr ||
       (against == steps.end() &&
        (!answer_to(task, "against").empty() || answer_to(task, "ask") == "decode")))
-    throw InputError(task_path + ": names a step or a GPU that there is not");
+    throw InputError(task_path + ": names an unknown step or GPU");
   const bool rows = step->operation->matrix;
   p.matrix = rows;
   if (rows) {

@@ -108,7 +108,7 @@ HostTensor load(const std::filesystem::path& path, const TensorSpec& spec, bool 
   if (spec.dtype == DType::int32)
     for (const int64_t n : t.numbers)
       if (n != static_cast<int32_t>(n))
-        throw InputError(fmt::format("{}: {} is no int32", path.string(), n));
+        throw InputError(fmt::format("{}: {} is not an int32", path.string(), n));
   round_to(spec.dtype, t.data.data(), t.data.size());
   return t;
 }
@@ -184,7 +184,7 @@ void check_derived(const std::filesystem::path& path, const HostTensor& file,
                    const HostTensor& options) {
   if (file.data != options.data || file.numbers != options.numbers)
     throw InputError(fmt::format(
-        "{}: is not what the options say{}", path.string(),
+        "{}: differs from what the options say{}", path.string(),
         options.spec.name == "block_mask" ? ": --mask block:" + path.string() + " takes it" : ""));
 }
 

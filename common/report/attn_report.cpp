@@ -173,8 +173,8 @@ int check(const EvidenceArguments& a) {
 }
 
 void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
-  CLI::App* evidence =
-      app.add_subcommand("evidence", "which code a folder of measurements is true of");
+  CLI::App* evidence = app.add_subcommand(
+      "evidence", "records and checks which code a folder of measurements belongs to");
   evidence->require_subcommand(1);
   const auto command = [&](const char* name, const char* what) {
     CLI::App* c = evidence->add_subcommand(name, what);
@@ -193,7 +193,7 @@ void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
   const auto writes = [&](CLI::App* c) {
     c->add_option("--measured", a.measured, "JSON file: when, where and on which GPU")->required();
     c->add_option("--unchanged-since", a.unchanged,
-                  "what `evidence keys` wrote before; exit 1 if it would write something else now");
+                  "earlier output of `evidence keys`; exit 1 if the keys have changed since");
   };
   const auto unchanged = [&](CodeKeys& code) {
     if (a.unchanged.empty() || read_text(a.unchanged) == keys_text(code, a.unit.chapter))
@@ -203,18 +203,18 @@ void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
     return false;
   };
   const auto measured = [&] { return parse_json(read_bytes(a.measured), a.measured); };
-  CLI::App* keys = command("keys", "the keys of each step, and of the ways of measuring");
-  keys->add_option("CHAPTER", a.unit.chapter, "of this one alone");
+  CLI::App* keys = command("keys", "prints the key of each step and of each way of measuring");
+  keys->add_option("CHAPTER", a.unit.chapter, "only this chapter");
   keys->callback([&a] {
     CodeKeys code(a.root);
     fmt::print("{}", keys_text(code, a.unit.chapter));
   });
   CLI::App* check_command = command(
       "check",
-      "exit 1 if a line was edited, added or is gone, or a part failed; says what is stale");
+      "exit 1 if a line was edited, added or removed, or a part failed; lists what is stale");
   check_command->add_flag("--current", a.current, "exit 1 if anything is stale or missing, too");
   check_command->callback([&a, &status] { status = check(a); });
-  CLI::App* record_command = unit_command("record", "takes in what was measured just now");
+  CLI::App* record_command = unit_command("record", "records what was measured just now");
   record_command->add_option("NAME", a.name, "the document's name, without .json")->required();
   record_command->add_option("FILE", a.file, "what the program, peers.py or ncu wrote")->required();
   record_command->add_option("--options", a.options,
@@ -249,7 +249,7 @@ void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
   });
   CLI::App* todo = unit_command(
       "todo",
-      "what is to be measured again of a document: nothing, \"all\" or steps; of peers "
+      "prints what must be measured again of a document: nothing, \"all\" or steps; of peers "
       "those of the problems on stdin");
   todo->add_option("NAME", a.name, "the document; none for a log");
   todo->add_option("--steps", a.words, "steps that the list of problems names")->delimiter(',');
@@ -263,8 +263,9 @@ void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
     }
   });
   CLI::App* stale = command(
-      "stale", "of \"PART CHAPTER\"s those to measure, the stalest first, and their seconds");
-  stale->add_flag("--all", a.all, "the others after them");
+      "stale",
+      "prints those \"PART CHAPTER\"s that must be measured, stalest first, and their seconds");
+  stale->add_flag("--all", a.all, "print the others, too, after them");
   stale->add_option("UNIT", a.words)->required();
   stale->callback([&a] {
     CodeKeys code(a.root);
@@ -281,8 +282,8 @@ int run(int argc, const char* const* argv) {
                "attn_report");
   app.require_subcommand(1);
   std::vector<std::string> files;
-  CLI::App* summary_command =
-      app.add_subcommand("summary", "one row a step: verdict, time, share of the binding roof");
+  CLI::App* summary_command = app.add_subcommand(
+      "summary", "prints one row per step: verdict, time, share of the binding roof");
   summary_command->add_option("FILE", files, "results of chapter programs")->required();
   std::vector<std::string> pages;
   std::string reports;
@@ -296,7 +297,7 @@ int run(int argc, const char* const* argv) {
   std::string results, counters, output;
   ImportOptions import_options;
   CLI::App* import_command =
-      app.add_subcommand("import", "joins a step's results and its ncu export to one profile");
+      app.add_subcommand("import", "joins a step's results and its ncu export into one profile");
   import_command->add_option("RESULTS", results, "results of a chapter program")->required();
   import_command->add_option("NCU", counters, "what profile.sh or ncu --csv wrote")->required();
   import_command->add_option("-o,--output", output, "the profile; stdout if not given");
@@ -322,8 +323,9 @@ int run(int argc, const char* const* argv) {
   diff_command->footer(
       "FAST or SLOW: the quartile ranges are apart. SAME: medians within 1 %. AMBIGUOUS: neither,\n"
       "or a time without quartiles and less than 3 % of difference.\n"
-      "Counters: ratios (causes) first, then counts, then rates; what moved most first. Sectors a\n"
-      "load or a store count as much as loads or stores are of all sectors.\n"
+      "Counters: ratios (causes) first, then counts, then rates; what moved most first. Sectors "
+      "per\n"
+      "load or store are weighted by the share of loads or stores in all sectors.\n"
       "Exit status: 0 SAME or FAST, 1 SLOW, 3 AMBIGUOUS (of several steps: SLOW before\n"
       "AMBIGUOUS), 2 a file that cannot be read or two that cannot be compared.");
   CLI::App* roofline_command =
@@ -333,40 +335,43 @@ int run(int argc, const char* const* argv) {
   roofline_command->add_option("-o,--output", output, "the SVG file; stdout if not given");
   CLI::App* density_command = app.add_subcommand(
       "density", "draws a step's time over the share of scores that masks leave, as an SVG file");
-  density_command->add_option("RESULTS", files, "results of one step and GPU, a mask each")
+  density_command->add_option("RESULTS", files, "results of one step and GPU, one mask per file")
       ->required();
   density_command->add_option("-o,--output", output, "the SVG file; stdout if not given");
   std::vector<std::string> lines;
   CLI::App* climb_command = app.add_subcommand(
       "climb", "draws the forward steps of several chapters on one problem, as an SVG file");
-  climb_command->add_option("RESULTS", files, "results of one problem and GPU, a chapter each")
+  climb_command
+      ->add_option("RESULTS", files, "results of one problem and GPU, one chapter per file")
       ->required();
   climb_command->add_option("--line", lines,
                             "NAME=FILE:PEER: a library, from what peers.py wrote");
   climb_command->add_option("-o,--output", output, "the SVG file; stdout if not given");
   CLI::App* referee_command = app.add_subcommand(
-      "referee", "did a launch do the work that its outputs need? Exit 1 with the reasons if not");
+      "referee",
+      "checks that a launch did the work that its outputs need; exit 1 with the reasons if not");
   std::string own = "_student";
   referee_command->add_option("RESULT", results, "what an exercise wrote with --result")
       ->required();
   referee_command->add_option("NCU", counters, "ncu's CSV, with --print-kernel-base mangled")
       ->required();
-  referee_command->add_option("--own", own, "what the names of the exercise's own kernels hold");
+  referee_command->add_option("--own", own,
+                              "text that the names of the exercise's own kernels contain");
   std::vector<std::string> profiles;
   std::string log, student, verified;
-  CLI::App* page_command =
-      app.add_subcommand("page", "one HTML file to hand in: checks, times, roofline, work log");
+  CLI::App* page_command = app.add_subcommand(
+      "page", "writes one HTML file to hand in: checks, times, roofline, work log");
   CLI::Option* page_files =
       page_command->add_option("RESULTS", files, "results of chapter programs");
   page_command->add_option("--profile", profiles,
                            "profiles, or ncu exports, of steps in these results");
   page_command->add_option("--log", log, "the work log, in Markdown");
-  page_command->add_option("--name", student, "whose page it is");
+  page_command->add_option("--name", student, "the student's name");
   page_command->add_option("-o,--output", output, "the HTML file; stdout if not given");
   page_command
       ->add_option("--verify", verified,
-                   "instead: is this page as it was written? Exit 1 if not. Guards against "
-                   "accidents, not against intent")
+                   "instead: check that this page is unchanged; exit 1 if not (guards against "
+                   "accidents, not against intent)")
       ->excludes(page_files);
   EvidenceArguments evidence;
   int evidence_status = 0;

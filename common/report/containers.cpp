@@ -77,7 +77,7 @@ const File& file_of(const fs::path& path) {
     const std::size_t name_end = text.find('"', kName.size());
     if (!text.starts_with(kName) || name_end == text.npos) {
       file.bytes.clear();
-      throw InputError(fmt::format("{}:{}: is no line of evidence", path.string(), number));
+      throw InputError(fmt::format("{}:{}: is not a line of evidence", path.string(), number));
     }
     file.lines.push_back({text.substr(kName.size(), name_end - kName.size()), text, ""});
   }

@@ -39,12 +39,12 @@ constexpr std::array kCounters = {
             "bytes through L2: what L1 and registers did not keep", lower},
     Counter{"ld_requests", "load requests", "", "load instructions of warps to global memory",
             lower},
-    Counter{"ld_sectors", "load sectors", "sector", "pieces of 32 bytes that these loads touched",
+    Counter{"ld_sectors", "load sectors", "sector", "sectors of 32 bytes that these loads touched",
             lower},
     Counter{"st_requests", "store requests", "", "store instructions of warps to global memory",
             lower},
-    Counter{"st_sectors", "store sectors", "sector", "pieces of 32 bytes that these stores touched",
-            lower},
+    Counter{"st_sectors", "store sectors", "sector",
+            "sectors of 32 bytes that these stores touched", lower},
     Counter{"shared_ld_conflicts", "conflicts, loads", "",
             "extra passes of shared loads over the banks", lower},
     Counter{"shared_st_conflicts", "conflicts, stores", "",
@@ -69,10 +69,10 @@ constexpr std::array kCounters = {
     Counter{"warps_possible_pct", "warps possible", "%",
             "what registers, shared memory and block size leave of that maximum", higher,
             Kind::ratio, Total::by_time},
-    Counter{"registers", "registers a thread", "",
+    Counter{"registers", "registers per thread", "",
             "what a thread keeps; too many leave fewer warps", neither, Kind::ratio,
             Total::largest},
-    Counter{"shared_per_block_bytes", "shared memory a block", "byte", "static and dynamic",
+    Counter{"shared_per_block_bytes", "shared memory per block", "byte", "static and dynamic",
             neither, Kind::ratio, Total::largest},
     stall("stall_long_scoreboard", "stall long scoreboard", 0),
     stall("stall_short_scoreboard", "stall short scoreboard", 1),
@@ -84,11 +84,13 @@ constexpr std::array kCounters = {
     stall("stall_not_selected", "stall not selected", 7, neither),
     // Derived.
     Counter{"ld_sectors_per_request", "load sectors/request", "",
-            "pieces of 32 bytes a warp's load touches: 4 for neighbouring words of 4 bytes, 16 for "
+            "sectors of 32 bytes that a warp's load touches: 4 for neighbouring words of 4 bytes, "
+            "16 for "
             "vectors of 16, 32 if each thread is elsewhere",
             lower, Kind::ratio},
     Counter{"st_sectors_per_request", "store sectors/request", "",
-            "pieces of 32 bytes a warp's store touches: 4 for neighbouring words of 4 bytes, 32 if "
+            "sectors of 32 bytes that a warp's store touches: 4 for neighbouring words of 4 bytes, "
+            "32 if "
             "each thread is elsewhere",
             lower, Kind::ratio},
     Counter{"bank_conflict_pct", "bank conflicts", "%",

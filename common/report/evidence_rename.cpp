@@ -32,7 +32,7 @@ class Names {
         throw InputError(fmt::format("{}: two steps would get this name", to));
       static const std::regex kStep("[a-z][0-9]+_[a-z0-9_]+");
       if (!std::regex_match(to, kStep))
-        throw InputError(fmt::format("{}: is no name of a step, as v14_name is", to));
+        throw InputError(fmt::format("{}: is not the name of a step, such as v14_name", to));
     }
   }
 

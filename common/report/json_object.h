@@ -54,7 +54,7 @@ class Object {
   }
   uint64_t seed(const char* key) const {
     const nlohmann::json& v = at(key);
-    if (!v.is_number_unsigned()) fail(name(key), "must be a whole number from 0");
+    if (!v.is_number_unsigned()) fail(name(key), "must be an integer from 0");
     return v.get<uint64_t>();
   }
   bool truth(const char* key) const {
@@ -117,7 +117,7 @@ class Object {
     const bool fits = v.is_number_unsigned() ? v.get<uint64_t>() <= uint64_t{INT64_MAX}
                                              : v.is_number_integer();
     if (!fits || v.get<int64_t>() < lowest)
-      fail(where, fmt::format("must be a whole number from {}", lowest));
+      fail(where, fmt::format("must be an integer from {}", lowest));
     return v.get<int64_t>();
   }
   std::string name(const char* key) const { return where_.empty() ? key : where_ + "." + key; }

@@ -58,7 +58,8 @@ class Reader {
     if (!complaint.empty())
       fail(file_, complaint_line, fmt::format("no launch was profiled: '{}'", complaint));
     fail(file_, 0,
-         text_.empty() ? "is empty" : "is no export of ncu: no line begins with the column \"ID\"");
+         text_.empty() ? "is empty"
+                       : "is not an export of ncu: no line begins with the column \"ID\"");
   }
 
   // The next row. Lines of ncu's messages and of the profiled program may stand between rows: a row

@@ -108,7 +108,7 @@ KernelCounters read_kernel(const Object& o) {
   for (const std::string& key : values.keys()) {
     const Counter* c = find_counter(key);
     if (!c || ncu_names(c->key).empty())
-      values.fail(values.name(printable(key).c_str()), "is no counter of this suite");
+      values.fail(values.name(printable(key).c_str()), "is not a counter of this suite");
     if (values.has(key.c_str())) k.values[key] = values.at_least_zero(key.c_str());
   }
   return k;

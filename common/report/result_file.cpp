@@ -27,7 +27,7 @@ std::vector<int64_t> read_lengths(const Object& o, const char* key, int64_t batc
     lengths.push_back(o.integer(length, fmt::format("{}[{}]", o.name(key), lengths.size()), 0));
   if (static_cast<int64_t>(lengths.size()) != batch)
     o.fail(o.name(key),
-           fmt::format("has {} lengths, must have {}: one a sequence", lengths.size(), batch));
+           fmt::format("has {} lengths, must have {}, one per sequence", lengths.size(), batch));
   return lengths;
 }
 

@@ -131,11 +131,11 @@ TEST_CASE("the raw page has a column a counter") {
   CHECK_FALSE(f.kernels[0].value("instructions").has_value());
 }
 
-TEST_CASE("what is no export of ncu is refused in one line that names it") {
+TEST_CASE("what is not an export of ncu is refused in one line that names it") {
   TemporaryFile file;
   check_refusal(file.path(), "cannot be read");
   check_refusal(file.write(""), "is empty");
-  check_refusal(file.write("a,b\n1,2\n"), "no export of ncu");
+  check_refusal(file.write("a,b\n1,2\n"), "not an export of ncu");
   check_refusal(file.write(kHeader), "holds no kernel");
   check_refusal(file.write("\"ID\",\"Metric Name\"\n\"0\",\"x\"\n"), "line 1: has no column");
   check_refusal(file.write(kHeader + row("0", "k", "some__other.sum", "", "1")), "no counter");

@@ -285,7 +285,7 @@ TEST_CASE("what is as it was measured passes, what was edited does not", "[evide
   p.report(file, with(lines, "\"version\":2", "\"version\":1"));
   CHECK(has(refusal_of([&] { return p.stale(); }), "keys of version 1, this attn_report makes 2"));
   p.report(file, "0123\n");
-  CHECK(has(refusal_of([&] { return p.wrong(); }), file + ":1: is no line of evidence"));
+  CHECK(has(refusal_of([&] { return p.wrong(); }), file + ":1: is not a line of evidence"));
 }
 
 TEST_CASE("lines are the document that a program wrote, and cannot be recorded again",
@@ -386,7 +386,7 @@ TEST_CASE("a name that no line has, or that another step has, is refused", "[evi
   CHECK(has(refusal({{"v1_one", "v2_two"}}), "v2_two: 01_first has a step of this name already"));
   CHECK(has(refusal({{"v1_one", "v4_new"}, {"v2_two", "v4_new"}}), "v4_new: two steps would get"));
   CHECK(has(refusal({{"v1_one", "v4_new"}, {"v1_one", "v5_new"}}), "v1_one: is renamed twice"));
-  CHECK(has(refusal({{"v1_one", "no name"}}), "no name: is no name of a step"));
+  CHECK(has(refusal({{"v1_one", "no name"}}), "no name: is not the name of a step"));
   CHECK(all() == before);
   // New checksums would hide the edit of this line.
   const fs::path file = project.reports / "01_first.forward.jsonl";

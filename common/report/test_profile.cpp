@@ -142,9 +142,9 @@ TEST_CASE("a damaged profile is refused in one line that names it") {
   check_profile_refusal(damaged("/step", 3), "step is not an object");
   check_profile_refusal(damaged("/counters/kernels", json::array()), "holds no kernel");
   check_profile_refusal(damaged("/counters/clocks", "fast"), "must be one of none, base");
-  check_profile_refusal(damaged((kernel + "values/nosuch").c_str(), 1), "is no counter");
+  check_profile_refusal(damaged((kernel + "values/nosuch").c_str(), 1), "is not a counter");
   check_profile_refusal(damaged((kernel + "values/ld_sectors_per_request").c_str(), 1),
-                        "is no counter");
+                        "is not a counter");
   check_profile_refusal(damaged((kernel + "values/time_s").c_str(), "fast"),
                         "counters.kernels[0].values.time_s is not a number");
   check_profile_refusal(damaged((kernel + "values/time_s").c_str(), -1), "must not be below 0");

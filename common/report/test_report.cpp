@@ -255,7 +255,7 @@ TEST_CASE("a problem with what only some operations have is told as the program 
   document["problem"]["own"] = json::object();
   document["problem"]["seqused_k"] = {5, 6};
   check_refusal(file.write(document.dump()),
-                "problem.seqused_k has 2 lengths, must have 1: one a sequence");
+                "problem.seqused_k has 2 lengths, must have 1, one per sequence");
 }
 
 TEST_CASE("a problem on rows is told in rows and columns") {

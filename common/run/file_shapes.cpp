@@ -50,7 +50,7 @@ void agree(const std::string& folder, const char* a, const Sizes& of_a, const ch
 void same(const std::string& folder, const char* a, const Sizes& of_a, const char* b,
           const Sizes& of_b) {
   if (of_a != of_b)
-    throw InputError(fmt::format("{}: has shape {} and {} has {}: they must have one shape",
+    throw InputError(fmt::format("{}: has shape {} and {} has {}: they must have the same shape",
                                  in(folder, b), text(of_b), in(folder, a), text(of_a)));
 }
 

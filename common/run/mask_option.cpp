@@ -205,12 +205,11 @@ std::shared_ptr<const KeyMask> flashmask(const std::string& text, const std::str
         names));
   }
   if (p.seqlen_q != p.seqlen_k)
-    throw InputError(fmt::format("--mask {}: {} queries and {} keys: must be as many", text,
+    throw InputError(fmt::format("--mask {}: {} queries and {} keys: must be equal", text,
                                  p.seqlen_q, p.seqlen_k));
-  if (kind->causal && !p.causal)
-    throw InputError(fmt::format("--mask {}: needs --causal beside it", text));
+  if (kind->causal && !p.causal) throw InputError(fmt::format("--mask {}: needs --causal", text));
   if (!kind->causal && p.causal)
-    throw InputError(fmt::format("--mask {}: is not causal: without --causal", text));
+    throw InputError(fmt::format("--mask {}: not with --causal: the mask is not causal", text));
   const int64_t n = p.seqlen_k;
   std::mt19937_64 random(p.seed);
   const std::vector<int64_t> ends = ends_of_parts(random, n, kind->parts);
@@ -250,8 +249,8 @@ std::shared_ptr<const KeyMask> sliding_tiles(const std::string& text, const std:
         "--mask {}: must be sta:CANVAS,TILE,WINDOW, as sta:30x48x80,6x8x8,18x24x24", text));
   const Sides canvas = sides_of(text, parts[0]), tile = sides_of(text, parts[1]);
   if (std::ssize(parts) - 2 > p.heads)
-    throw InputError(fmt::format("--mask {}: {} windows and {} heads: at most one for each head",
-                                 text, parts.size() - 2, p.heads));
+    throw InputError(fmt::format("--mask {}: {} windows and {} heads: at most one per head", text,
+                                 parts.size() - 2, p.heads));
   std::vector<Sides> windows;
   for (int64_t h = 0; h < p.heads; ++h)  // cycles through the list
     windows.push_back(sides_of(text, parts[2 + static_cast<std::size_t>(h) % (parts.size() - 2)]));

@@ -84,7 +84,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     app.add_option_function<std::string>(
            name,
            [&given, name, store](const std::string& text) {
-             if (text.empty()) throw InputError(name + ": its value is empty");
+             if (text.empty()) throw InputError(name + ": the value is empty");
              given.insert(name);
              store(text);
            },
@@ -100,28 +100,32 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   int64_t rows = -1, cols = -1;  // not given
   Problem& p = o.problem;
   app.add_flag("--list", o.list,
-               "the steps (of --operation): name, idea, operation, what they support");
-  app.add_flag("--takes", o.takes, "the names of the steps that take the problem; nothing runs");
-  value("--step", "all, or NAME[,NAME]; v7 is the one step that begins so",
+               "print the steps (of --operation): name, idea, operation, what they support");
+  app.add_flag("--takes", o.takes,
+               "print the names of the steps that accept the problem; run nothing");
+  value("--step", "all (default) or NAME[,NAME...]; the beginning of a name is enough: v7",
         [&](const std::string& t) { steps = t; });
-  value("--operation", fmt::format("{} (the first)", fmt::join(operation_names(chapter), ", ")),
+  value("--operation",
+        fmt::format("{} (default: the first)", fmt::join(operation_names(chapter), ", ")),
         [&](const std::string& t) { operation = t; });
-  integer("--batch", "B (1)", &p.batch, 0);
+  integer("--batch", "B, sequences (1)", &p.batch, 0);
   integer("--heads", "Hq, query heads (2)", &p.heads);
   integer("--kv-heads", "Hkv, key/value heads (as --heads)", &p.kv_heads);
-  integer("--seqlen-q", "queries (128; of an operation for few: 1)", &p.seqlen_q, 0);
-  integer("--seqlen-k", "keys (128)", &p.seqlen_k, 0);
-  value("--seqlen", "both lengths", [&](const std::string& t) {
+  integer("--seqlen-q", "queries per sequence (128; operations for few queries: 1)", &p.seqlen_q,
+          0);
+  integer("--seqlen-k", "keys per sequence (128)", &p.seqlen_k, 0);
+  const char* const both = "queries and keys per sequence, where not given one by one";
+  value("--seqlen", both, [&](const std::string& t) {
     const int64_t n = parse_number<int64_t>("--seqlen", t, 0, kMost);
     if (!given.contains("--seqlen-q")) p.seqlen_q = n;
     if (!given.contains("--seqlen-k")) p.seqlen_k = n;
   });
   value("--varlen",
-        "N,N,...: lengths of the sequences, packed; skewed: --batch lengths up to --seqlen",
+        "N,N,...: queries of each packed sequence; skewed: --batch lengths up to --seqlen",
         [&](const std::string& t) { varlen = t; });
-  value("--varlen-k", "N,N,...: keys of each sequence (as --varlen)",
+  value("--varlen-k", "N,N,...: keys of each packed sequence (as --varlen)",
         [&](const std::string& t) { p.varlen_k = parse_lengths("--varlen-k", t); });
-  integer("--head-dim", "d (64)", &p.head_dim);
+  integer("--head-dim", "d, elements per head (64)", &p.head_dim);
   value("--dtype", dtype_help(chapter),
         [&](const std::string& t) {
           p.dtype = parse_choice<DType>("--dtype", t,
@@ -132,7 +136,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
                                          {"e4m3", DType::e4m3},
                                          {"int4", DType::int4}});
         });
-  value("--window", "LEFT,RIGHT: keys seen to each side; -1: no limit", [&](const std::string& t) {
+  const char* const window = "LEFT,RIGHT: visible keys on each side of the diagonal; -1: no limit";
+  value("--window", window, [&](const std::string& t) {
     const auto parts = split(t, ',');
     if (parts.size() != 2)
       throw InputError(fmt::format("--window {}: must be LEFT,RIGHT, as 128,0 or -1,-1", t));
@@ -140,8 +145,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     p.window_right = parse_number<int64_t>("--window", parts[1], -1, kMost);
   });
   value("--mask",
-        "random:DENSITY or block:FILE[,BLOCK_M,BLOCK_N]: blocks of queries and keys that meet; "
-        "flashmask:KIND or flashmask:FOLDER; sta:CANVAS,TILE,WINDOW[,WINDOW...]",
+        "blocks: random:DENSITY or block:FILE[,BLOCK_M,BLOCK_N]; columns: flashmask:KIND or "
+        "flashmask:FOLDER; sliding tiles: sta:CANVAS,TILE,WINDOW[,WINDOW...]",
         [&](const std::string& t) { mask = t; });
   // With two masks it would be unclear that the last one replaces the first.
   app.get_option("--mask")->multi_option_policy(CLI::MultiOptionPolicy::Throw);
@@ -175,17 +180,18 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   for (const Operation* op : operations_of(chapter))
     for (const Feature& f : op->own)
       if (own_names.insert(f.name).second) feature(f);
-  integer("--rows", "of an operation on rows: B=1, Hq=1 and as many queries", &rows, 0);
-  integer("--cols", "of an operation on rows: as --seqlen-k", &cols, 0);
-  value("--seed", "of the inputs (1)", [&](const std::string& t) {
+  integer("--rows", "rows of an operation on rows: B=1, Hq=1 and this many queries", &rows, 0);
+  integer("--cols", "columns of an operation on rows: as --seqlen-k", &cols, 0);
+  value("--seed", "random seed of the inputs (1)", [&](const std::string& t) {
     p.seed = parse_number<uint64_t>("--seed", t, 0, std::numeric_limits<uint64_t>::max());
   });
-  value("--schedule", "N: the order in which the emulator runs threads (as --seed)",
+  value("--schedule", "N: seed of the order in which the emulator runs threads (as --seed)",
         [&](const std::string& t) {
           o.schedule =
               parse_number<uint64_t>("--schedule", t, 0, std::numeric_limits<uint64_t>::max());
         });
-  const char* const inputs = "random, needle, peaked, outlier; field:TxHxW[,TILE]: smooth";
+  const char* const inputs =
+      "random (default), needle, peaked, outlier, or field:TxHxW[,TILE], a smooth field";
   value("--inputs", inputs, [&](const std::string& t) {
     if (t.starts_with("field:")) {
       p.own["field"] = read_field(t.substr(6));
@@ -198,7 +204,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
                                         {"outlier", InputKind::outlier}},
                                        "field:TxHxW[,TILE]");
   });
-  value("--device", "auto, gpu, gpu:N (its number, from 0) or emulated", [&](const std::string& t) {
+  const char* const device = "auto (default), gpu, gpu:N (GPU number N, from 0) or emulated";
+  value("--device", device, [&](const std::string& t) {
     if (t.starts_with("gpu:")) {
       o.device = DeviceChoice::gpu;
       o.gpu_number = static_cast<int>(parse_number<int64_t>("--device gpu:", t.substr(4), 0, 1023));
@@ -215,12 +222,12 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
         "--check", t,
         {{"full", CheckChoice::full}, {"sample", CheckChoice::sample}, {"off", CheckChoice::off}});
   });
-  app.add_flag("--races", o.races, "look for races too (emulated; takes several times as long)");
+  app.add_flag("--races", o.races, "also report data races (emulator only; several times slower)");
   app.add_flag("--time", o.time, "measure times and roofs (GPU only)");
   app.add_flag("--turns", o.turns,
-               "time a step, unchecked, for each line of standard input that names one; a line of "
-               "JSON each (peers.py)");
-  value("--warmup", "launches before the timed ones (3)", [&](const std::string& t) {
+               "for peers.py: read names of steps from standard input, time each, unchecked, and "
+               "print a line of JSON");
+  value("--warmup", "untimed launches before the timed ones (3)", [&](const std::string& t) {
     o.warmup = static_cast<int>(parse_number<int64_t>("--warmup", t, 0, 1000000));
   });
   value("--repeat", "timed launches (20)", [&](const std::string& t) {
@@ -228,20 +235,20 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   });
   value("--gpu", "predict with this GPU's datasheet: " + gpu_names(),
         [&](const std::string& t) { o.gpu = t; });
-  value("--json", "write everything found to FILE", [&](const std::string& t) { o.json = t; });
-  value("--load", "take the inputs from DIR, a .npy file each, as --save writes them",
+  value("--json", "write all results to FILE", [&](const std::string& t) { o.json = t; });
+  value("--load", "read the inputs from DIR, one .npy file per tensor, as --save writes them",
         [&](const std::string& t) { o.load = t; });
-  value("--save", "write inputs to DIR, outputs to DIR/STEP",
+  value("--save", "write inputs to DIR and outputs to DIR/STEP, one .npy file per tensor",
         [&](const std::string& t) { o.save = t; });
   value("--layout",
-        "of q, k, v, o and their gradients in --load and --save: bhnd [batch, heads, seqlen, "
-        "head_dim] (default), or bnhd, as FlashAttention has them",
+        "of q, k, v, o and their gradients in --load and --save: bhnd, [batch, heads, seqlen, "
+        "head_dim] (default), or bnhd, as in FlashAttention",
         [&](const std::string& t) {
           p.files_bnhd = parse_choice<bool>("--layout", t, {{"bhnd", false}, {"bnhd", true}});
         });
   value("--profile", "launch one step once and nothing else, for ncu",
         [&](const std::string& t) { o.profile = t; });
-  app.add_flag("--require-gpu", o.require_gpu, "exit 77 instead of emulating");
+  app.add_flag("--require-gpu", o.require_gpu, "exit with status 77 if there is no GPU");
 
   app.allow_extras();  // to report unknown options by name
   try {
@@ -249,15 +256,15 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     if (const auto extras = app.remaining(); !extras.empty()) {
       for (const Command& command : chapter.commands)
         if (extras.front() == command.option)
-          throw InputError(fmt::format("{}: must stand before all others", command.option));
+          throw InputError(fmt::format("{}: must be the first argument", command.option));
       throw InputError(
-          fmt::format("{}: there is no such option (--help lists them)", extras.front()));
+          fmt::format("{}: unknown option (--help lists the options)", extras.front()));
     }
   } catch (const CLI::CallForHelp&) {
     group_options(chapter, app);  // for --help only: error messages do not list hidden options
     fmt::print("{}", app.help());
     for (const Command& command : chapter.commands)
-      fmt::print("{}, before all others: {}\n", command.option, command.help);
+      fmt::print("{}, as the first argument: {}\n", command.option, command.help);
     return std::nullopt;
   } catch (const CLI::ParseError& e) {
     throw InputError(fmt::format("{} (--help lists the options)", e.what()));
@@ -268,17 +275,17 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   if (operation.empty() && !operations.empty()) operation = operations.front()->name;
   o.operation = find_operation(chapter, operation);
   if (o.operation == nullptr)
-    throw InputError(fmt::format("--operation {}: this chapter has {}", operation,
+    throw InputError(fmt::format("--operation {}: must be one of {}", operation,
                                  fmt::join(operation_names(chapter), ", ")));
   // A step implies its operation, so `--step b1_global` needs no --operation. It also implies the
   // type to which it quantises.
   if (o.schedule && o.device == DeviceChoice::gpu)
-    throw InputError(fmt::format(
-        "--schedule {}: of the emulator alone, not together with --device gpu", *o.schedule));
+    throw InputError(
+        fmt::format("--schedule {}: for the emulator only, not with --device gpu", *o.schedule));
   if (o.races && o.device == DeviceChoice::gpu)
-    throw InputError("--races: of the emulator alone, not together with --device gpu");
+    throw InputError("--races: for the emulator only, not with --device gpu");
   if (o.races && o.check == CheckChoice::off && o.save.empty())
-    throw InputError("--races: nothing runs with --check off");
+    throw InputError("--races: not with --check off, which runs nothing");
   if (o.turns && !o.time) throw InputError("--turns: needs --time");
   const char* option = o.profile.empty() ? "--step" : "--profile";
   if (!o.profile.empty()) {
@@ -297,7 +304,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
       if (!given.contains("--operation") && &name == &o.steps.front()) o.operation = step.operation;
       if (!given.contains("--dtype") && &name == &o.steps.front()) p.dtype = quantises_to(step);
       if (step.operation != o.operation)
-        throw InputError(fmt::format("{} {}: is a {} step, the operation is {}", option, name,
+        throw InputError(fmt::format("{} {}: is a step of operation {}, not of {}", option, name,
                                      step.operation->name, o.operation->name));
     }
   }
@@ -318,10 +325,10 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   if (p.matrix) {
     for (const Feature& f : shared_features())
       if (!f.on_matrix && given.contains(f.option()))
-        throw InputError(fmt::format("{}: a {} has none", f.option(), o.operation->name));
+        throw InputError(fmt::format("{}: not an option of {}", f.option(), o.operation->name));
     for (const char* other : {"--head-dim", "--scale", "--varlen-k"})
       if (given.contains(other))
-        throw InputError(fmt::format("{}: a {} has none", other, o.operation->name));
+        throw InputError(fmt::format("{}: not an option of {}", other, o.operation->name));
     if (rows >= 0 || cols >= 0) {
       for (const char* other :
            {"--batch", "--heads", "--kv-heads", "--seqlen-q", "--seqlen-k", "--seqlen"})
@@ -332,7 +339,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
       if (cols >= 0) p.seqlen_k = cols;
     }
   } else if (rows >= 0 || cols >= 0) {
-    throw InputError(fmt::format("{}: for operations on rows alone, the operation is {}",
+    throw InputError(fmt::format("{}: only for operations on rows, not for {}",
                                  rows >= 0 ? "--rows" : "--cols", o.operation->name));
   }
   const auto who_has = [&](const std::string& own_feature) {
@@ -340,13 +347,13 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     for (const Operation* op : operations)
       if (std::ranges::find(op->own, own_feature, &Feature::name) != op->own.end())
         names.push_back(op->name);
-    return fmt::format("{}{}", fmt::join(names, " and "), names.size() == 1 ? " alone" : "");
+    return fmt::format("{}", fmt::join(names, " and "));
   };
   for (const Operation* op : operations)
     for (const Feature& f : op->own) {
       const auto here = std::ranges::find(o.operation->own, f.name, &Feature::name);
       if (op != o.operation && here == o.operation->own.end() && given.contains(f.option()))
-        throw InputError(fmt::format("{}{}: for {}, the operation is {}", f.option(),
+        throw InputError(fmt::format("{}{}: only for {}, not for {}", f.option(),
                                      f.kind == Feature::Kind::flag ? ""
                                      : o.typed.contains(f.name)
                                          ? " " + o.typed.at(f.name)
@@ -362,19 +369,20 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   if (given.contains("--layout")) {
     if (o.load.empty() && o.save.empty()) throw InputError("--layout: needs --load or --save");
     if (p.matrix)
-      throw InputError(fmt::format("--layout: a {} has rows of scores", o.operation->name));
+      throw InputError(
+          fmt::format("--layout: not for {}, whose tensors are rows of scores", o.operation->name));
   }
   if (!o.load.empty()) {
     o.warning = take_shapes_of_files(o.load, *o.operation, given, p);
     p.inputs = InputKind::files;
   }
   if (given.contains("--layout") && p.varlen())
-    throw InputError("--layout: packed sequences are [tokens, heads, head_dim] in files");
+    throw InputError("--layout: not with --varlen: packed sequences are [tokens, heads, head_dim]");
   if (o.operation->complete) o.operation->complete(p, given);
   if (!mask.empty()) {
     if (p.varlen()) throw InputError("--mask: not together with --varlen");
     if (o.operation->matrix)
-      throw InputError(fmt::format("--mask: {} has no keys", o.operation->name));
+      throw InputError(fmt::format("--mask: not for {}, which has no keys", o.operation->name));
     // An empty problem has nothing to mask.
     if (p.batch > 0 && p.seqlen_q > 0 && p.seqlen_k > 0) p.mask = read_mask(mask, p, o.load);
   }

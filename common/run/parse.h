@@ -19,8 +19,8 @@ T parse_number(const std::string& option, const std::string& text, T lowest, T h
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value);
   if (error == std::errc::invalid_argument || stop != end)
-    throw InputError(fmt::format("{} {}: not a {}number", option, text.empty() ? "''" : text,
-                                 std::is_integral_v<T> ? "whole " : ""));
+    throw InputError(fmt::format("{} {}: not {}", option, text.empty() ? "''" : text,
+                                 std::is_integral_v<T> ? "an integer" : "a number"));
   if (error == std::errc::result_out_of_range || !(value >= lowest && value <= highest))
     throw InputError(fmt::format("{} {}: must be from {} to {}", option, text, lowest, highest));
   return value;

@@ -127,7 +127,7 @@ void print_step(const StepResult& s) {
   if (*s.share_of_roof() > 1) fmt::print("  above 100 %: {}\n", above_roof(s.prediction.binding));
   if (!s.launch_hidden)
     fmt::print(
-        "  the host took longer to launch than the GPU could be kept busy: that is in the time\n");
+        "  the time includes the host's launches: they took longer than the GPU was kept busy\n");
   if (s.plan_time)
     fmt::print("  {:<14} {:>12} measured, on the host before the launch\n", "plan",
                time_text(s.plan_time->median));
@@ -152,7 +152,7 @@ void print_variations(const RunResult& r) {
   }
   if (failed && r.backend == Backend::emulated)
     fmt::print(
-        "schedule: --schedule {} runs the threads in this order again, another number in another\n",
+        "schedule: --schedule {} repeats this order of threads, another number gives another\n",
         r.schedule);
 }
 

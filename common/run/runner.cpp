@@ -71,7 +71,7 @@ class JsonFile {
     std::error_code error;
     if (file_) std::filesystem::rename(part_, path_, error);
     if (!file_ || error)
-      throw InputError(fmt::format("--json {}: could not be written whole", path_));
+      throw InputError(fmt::format("--json {}: could not be written completely", path_));
   }
 
  private:
@@ -100,10 +100,10 @@ class Run {
     result_.backend = have_gpu && options_.device != DeviceChoice::emulated ? Backend::gpu
                                                                            : Backend::emulated;
     if (options_.schedule && result_.backend == Backend::gpu)
-      throw InputError(fmt::format("--schedule {}: of the emulator alone (--device emulated)",
+      throw InputError(fmt::format("--schedule {}: for the emulator only (--device emulated)",
                                    *options_.schedule));
     if (options_.races && result_.backend == Backend::gpu)
-      throw InputError("--races: of the emulator alone (--device emulated)");
+      throw InputError("--races: for the emulator only (--device emulated)");
     result_.schedule = options_.schedule.value_or(problem().seed);
     result_.chapter = chapter_.name;
     result_.operation = operation_.name;
@@ -223,7 +223,7 @@ class Run {
       if (!options_.save.empty())
         save_outputs(step, outputs_without_keys(problem(), operation_, inputs_));
       add(refused(step, StepResult::Outcome::pass,
-                  "empty: no query or no key, so outputs are 0; not launched"));
+                  "no query or no key: outputs are 0, nothing is launched"));
     }
     return any ? kPass : kUnsupported;
   }
@@ -486,7 +486,7 @@ class Run {
     for (std::string name; std::getline(std::cin, name);) {
       const auto s = std::ranges::find(result_.steps, name, &StepResult::step);
       if (s == result_.steps.end())
-        throw InputError(fmt::format("--turns: {}: no step of this run", name));
+        throw InputError(fmt::format("--turns: {}: not a step of this run", name));
       const Planned& p = plan[static_cast<std::size_t>(s - result_.steps.begin())];
       nlohmann::json line{{"step", name}};
       std::vector<double> turn;

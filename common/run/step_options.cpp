@@ -41,10 +41,11 @@ const Step& step_called(const Chapter& chapter, const char* option, const std::s
     if (!begin_so.empty()) names = begin_so;
   }
   if (!names.empty())
-    throw InputError(fmt::format("{} {}: may be {}", option, name, fmt::join(names, ", ")));
+    throw InputError(
+        fmt::format("{} {}: ambiguous, may be {}", option, name, fmt::join(names, ", ")));
   for (const Step& s : chapter.steps) names.push_back(s.name);
-  throw InputError(fmt::format("{} {}: this chapter has {}", option, name.empty() ? "''" : name,
-                               fmt::join(names, ", ")));
+  throw InputError(fmt::format("{} {}: unknown step, this chapter has {}", option,
+                               name.empty() ? "''" : name, fmt::join(names, ", ")));
 }
 
 void group_options(const Chapter& chapter, CLI::App& app) {

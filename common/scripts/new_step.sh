@@ -34,7 +34,7 @@ taken=("$chapter/$number"_*.cu)
 found=("$chapter/$parent.cu" "$chapter/${parent}"_*.cu)
 [[ -f ${found[0]} ]] || found=("${found[@]:1}")
 [[ ${#found[@]} -gt 0 ]] || die 2 "--parent $parent: $chapter has no such step"
-[[ ${#found[@]} -eq 1 ]] || die 2 "--parent $parent: several steps begin so: ${found[*]}"
+[[ ${#found[@]} -eq 1 ]] || die 2 "--parent $parent: ambiguous: ${found[*]}"
 parent=$(basename "${found[0]}" .cu)
 
 # The step file. Its header keeps the parent's supported features.

@@ -167,7 +167,7 @@ awk '
       show("special function, M", scaled(number("sm__inst_executed_pipe_xu.sum"), 1e6, "%.1f"), "of warps")
       show("warps resident, %", scaled(number("sm__warps_active.avg.pct_of_peak_sustained_active"), 1, "%.1f"), \
            "of " scaled(number("sm__maximum_warps_per_active_cycle_pct"), 1, "%.1f") " possible")
-      show("registers a thread", scaled(number("launch__registers_per_thread"), 1, "%d"), \
+      show("registers per thread", scaled(number("launch__registers_per_thread"), 1, "%d"), \
            "shared memory: " scaled(number("launch__shared_mem_per_block"), 1024, "%.1f KiB") " a block")
       worst = 0; why = "none"
       n = split("long_scoreboard short_scoreboard barrier mio_throttle lg_throttle math_pipe_throttle wait " \

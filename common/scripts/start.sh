@@ -15,20 +15,19 @@ usage: common/scripts/start.sh [run] [CHAPTER...] [OPTION...]   build, run every
 
 Each first installs what is missing (Debian, Ubuntu) and configures the preset `release` in
 build/release. Kernels run on the GPU, timed, if there is one, and on the emulator otherwise; no GPU
-and no nvcc are needed. Code for the GPU is compiled for the one that is there; where there is none,
-only if ATTN_CMAKE_ARGS speaks of CUDA.
+and no nvcc are needed. GPU code is compiled for the GPU of this machine; without one, only if
+ATTN_CMAKE_ARGS mentions CUDA.
 
 run    CHAPTERs are folders such as 01_naive (default: all). OPTIONs go to each chapter program, as
        in `start.sh run 01_naive --seqlen 512 --causal`. Results: build/release/results/*.json
-exercise  prints what compilers say of your file, and the verdict, and exits with 1 if it is wrong
+exercise  prints the compiler's messages about your file and the verdict; exit status 1 if it fails
 test   CTEST OPTIONs go to ctest, as in `start.sh test -R 01_naive`.
 
 environment
   ATTN_CMAKE_ARGS   more arguments for cmake, as ATTN_CMAKE_ARGS="-DATTN_CUDA=ON" or
-                    "-DCMAKE_CUDA_ARCHITECTURES=80-real"; the build is configured afresh when they
-                    change
+                    "-DCMAKE_CUDA_ARCHITECTURES=80-real"; a change configures the build again
   ATTN_JOBS         compilers and tests at once (default: as many as cores and memory allow)
-  ATTN_NO_INSTALL   1: install nothing, only say what is missing
+  ATTN_NO_INSTALL   1: install nothing, only list what is missing
 
 Exit status: that of what failed. The log of the build is build/release/build.log.
 TEXT
@@ -84,7 +83,7 @@ go_on_without() {
   local missing
   missing=$(missing_tools)
   [[ -z $missing ]] || die "not found: $missing. $advice"
-  say "going on: the tools are there, and cmake fetches the libraries it does not find"
+  say "going on: the tools are installed, and cmake fetches the libraries that it does not find"
 }
 
 install_missing() {  # PACKAGE...
@@ -194,7 +193,7 @@ prepare() {  # PACKAGE...
   # The installer of the CUDA Toolkit does not change PATH.
   if ! have nvcc && [[ -x /usr/local/cuda/bin/nvcc ]]; then PATH=$PATH:/usr/local/cuda/bin; fi
   jobs=${ATTN_JOBS:-$(count_jobs)}
-  [[ $jobs =~ ^[1-9][0-9]*$ ]] || die "ATTN_JOBS=$jobs: must be a whole number from 1" 2
+  [[ $jobs =~ ^[1-9][0-9]*$ ]] || die "ATTN_JOBS=$jobs: must be an integer from 1" 2
 
   local arguments=() remembered=$build/cmake_args own
   own=$(cuda_arguments)
@@ -249,7 +248,7 @@ run_chapters() {
     case $1 in
       -h | --help) usage && exit 0 ;;
       --json | --json=* | --list | --profile | --profile=*)
-        die "$1: start.sh has no use for it; ask the program: build/release/bin/${chapters[0]}" 2 ;;
+        die "$1: not an option of start.sh; run the program: build/release/bin/${chapters[0]}" 2 ;;
       --step=all) ;;
       --operation=* | --step=*) asked+=("${1#*=}") ;;
       --operation | --step) [[ ${2:-all} == all ]] || asked+=("$2") ;;
@@ -315,7 +314,8 @@ run_chapters() {
 # student's program and its judge, or the quiz.
 find_exercise() {
   local exercise=$1
-  [[ $exercise =~ ^ex([0-9][0-9])([a-z])$ ]] || die "--exercise $exercise: must be as ex01a" 2
+  [[ $exercise =~ ^ex([0-9][0-9])([a-z])$ ]] ||
+    die "--exercise $exercise: must be a name such as ex01a" 2
   page=$(echo "$root/${BASH_REMATCH[1]}"_*/exercises/"${BASH_REMATCH[2]}".md)
   [[ -f $page ]] || die "no exercise $exercise: there is no ${page#"$root/"}" 2
   chapter=$(basename "${page%/exercises/*}")
@@ -334,7 +334,7 @@ build_exercises() {
   local exercise word chapter student page targets=() all=() next=()
   while [[ $# -gt 0 ]]; do
     case $1 in
-      --exercise) [[ $# -ge 2 ]] || die "--exercise: which one? As --exercise ex01a" 2 ;;
+      --exercise) [[ $# -ge 2 ]] || die "--exercise: needs a name, such as ex01a" 2 ;;
       --exercise=*) set -- --exercise "${1#*=}" "${@:2}" ;;
       *) die "build takes no $1" 2 ;;
     esac
@@ -353,11 +353,11 @@ build_exercises() {
 # judge_exercise ex01a [hint|diff]: builds the student's file and prints only the compiler's
 # messages or the verdict. Exits with 1 if it is wrong.
 judge_exercise() {
-  [[ $# -ge 1 ]] || die "exercise: which one? As exercise ex01a" 2
+  [[ $# -ge 1 ]] || die "exercise: needs a name, such as ex01a" 2
   local exercise=$1 chapter student page targets=() status=0
   find_exercise "$exercise"
   [[ ${2:-hint} =~ ^(hint|diff)$ && $# -le 2 ]] ||
-    die "exercise $exercise takes no ${!#}: hint or diff" 2
+    die "exercise $exercise ${!#}: must be hint or diff, or nothing" 2
   prepare "${packages[@]}" >/dev/null
   if [[ $# -eq 2 ]]; then
     cmake --build --preset release --target "$exercise-$2" 2>&1 | diagnostics
@@ -392,7 +392,7 @@ if [[ $# -gt 0 ]]; then
     -h | --help | help) usage && exit 0 ;;
     -*) ;;  # options of `run`
     [0-9][0-9]_*) ;;  # its chapters
-    *) die "no command $1: run, test, build, exercise, docs, install or --help" 2 ;;
+    *) die "$1: unknown command, must be run, test, build, exercise, docs, install or --help" 2 ;;
   esac
 fi
 

@@ -64,7 +64,7 @@ while [ $# -gt 0 ]; do
     --help) sed -n '2,/^set -/{/^set -/d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}"; exit 0 ;;
     --seconds)
       limit=${2:-}
-      [[ $limit =~ ^[1-9][0-9]*$ ]] || die 2 "--seconds $limit: must be a whole number from 1"
+      [[ $limit =~ ^[1-9][0-9]*$ ]] || die 2 "--seconds $limit: must be an integer from 1"
       shift 2 ;;
     --changed) changed=1; shift ;;
     --only) only=${2:-}; [ -n "$only" ] || die 2 "--only: its value is missing"; shift 2 ;;
@@ -217,7 +217,7 @@ times_of() {
   while read -r name options; do
     [[ -z $only || $name =~ $only ]] || continue
     again=$(todo times "$1" "$1.$name" "$(steps_of "$options")") || { status=1; continue; }
-    [ -n "$again" ] || { echo "$1.$name: as it was"; continue; }
+    [ -n "$again" ] || { echo "$1.$name: current, not measured again"; continue; }
     case $name in
       memory_*) check="--check off" ;;
       *) check="--time --check sample" ;;  # nothing is timed that is not checked
@@ -247,7 +247,7 @@ peers_of_chapter() {
         { status=1; continue; }
       mv "$work/again" "$work/problems"
     fi
-    [ -s "$work/problems" ] || { echo "$name: as it was"; continue; }
+    [ -s "$work/problems" ] || { echo "$name: current, not measured again"; continue; }
     known=()
     while read -r problem; do known+=(--options="$problem"); done <"$work/problems"
     sed "s/^$options //" "$work/problems" >"$work/list"
@@ -268,7 +268,7 @@ counters_of() {
   metrics=$(ncu_metrics common/scripts/metrics.txt)
   for step in $(all_steps "$1"); do
     again=$(todo counters "$1" "$1.$step") || { status=1; continue; }
-    [ -n "$again" ] || { echo "$1.$step: as it was"; continue; }
+    [ -n "$again" ] || { echo "$1.$step: current, not measured again"; continue; }
     options=$(profiled_problem "$1" "$step")
     if [ -z "$options" ]; then
       echo "$1 $step: gpu_problems.sh has no problem for it"

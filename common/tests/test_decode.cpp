@@ -226,7 +226,7 @@ TEST_CASE("decode is rated by the keys and values in use", "[decode]") {
   CHECK(refusal(step_of(decode()), p) == std::nullopt);
   Step without = step_of(decode());
   without.takes.clear();
-  CHECK(refusal(without, p) == "--seqused: this step has no cache that is used in part");
+  CHECK(refusal(without, p) == "--seqused: this step has no partly filled cache");
 }
 
 TEST_CASE("decode goes through the chapter program", "[decode]") {

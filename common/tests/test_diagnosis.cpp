@@ -186,7 +186,7 @@ TEST_CASE("a failure is run again with one thing changed", "[diagnosis]") {
   Problem large = small();
   large.seqlen_q = large.seqlen_k = 4001;
   CHECK(diagnosis(step("right", right), large) ==
-        "not tried (the problem is 20 times as large as those that are run again)");
+        "not tried (the problem is 20 times as large as any that is run again)");
   large.inputs = InputKind::files;
   CHECK(diagnosis(step("right", right), large) == "not tried (the inputs are from files)");
 }
@@ -254,7 +254,7 @@ TEST_CASE("the program says the shape of a failure, what passes, and the schedul
   CHECK(contains(ran.output,
                  "\nlast_key         varied: passes without --causal; stops with one head "
                  "(crashed: Killed); cannot run "));
-  CHECK(contains(ran.output, "\nschedule: --schedule 1 runs "));
+  CHECK(contains(ran.output, "\nschedule: --schedule 1 repeats "));
   const nlohmann::json& failed = ran.json.at("steps").at(0);
   CHECK(failed.at("verdicts").at(1).at("shape").at(0) ==
         "wrong: 140 of 140 elements, 140 of 140 rows");
@@ -323,7 +323,7 @@ TEST_CASE("a schedule is chosen by its number, else by the seed", "[diagnosis]")
   CHECK(run(chapter, {"--seqlen", "70", "--seed", "6"}).status == 0);
   const Ran ran = run(chapter, {"--seqlen", "70", "--seed", "6", "--schedule", "9"});
   CHECK(ran.status == 1);
-  CHECK(contains(ran.output, "\nschedule: --schedule 9 runs "));
+  CHECK(contains(ran.output, "\nschedule: --schedule 9 repeats "));
   CHECK(ran.json.at("device").at("schedule") == 9);
 }
 

@@ -196,7 +196,7 @@ TEST_CASE("a file that contradicts the options is refused, not ignored", "[load]
   lengths({0, 3, 7});
   CHECK(why() == "");
   lengths({0, 4, 7});
-  CHECK(why() == "contradictions/cu_seqlens_q.npy: is not what the options say");
+  CHECK(why() == "contradictions/cu_seqlens_q.npy: differs from what the options say");
 }
 
 TEST_CASE("a batch or a length of 0 is an empty result", "[load]") {

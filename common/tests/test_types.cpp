@@ -110,7 +110,7 @@ TEST_CASE("int4 lies two a byte, the first in the low half", "[types]") {
       (from_bytes(t.spec, to_bytes(t)).data == t.data));  // avoids printing three million numbers
 }
 
-TEST_CASE("index tensors hold whole numbers up to 2^63", "[types]") {
+TEST_CASE("index tensors hold integers up to 2^63", "[types]") {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   const HostTensor t{
       {"n", {1, 1, 1, 4}, DType::int64}, {}, {kMost, kMost - 1, -kMost, (int64_t{1} << 53) + 1}};
@@ -196,7 +196,7 @@ TEST_CASE("tensors of every type come back from their files", "[types]") {
   specs = {
       {"int64", {2, 1, 3, 4}, DType::int32}};  // a value that does not fit its type
   CHECK(has(message_of([&] { load_inputs(folder, p, op); }),
-            "int64.npy: 9223372036854775806 is no int32"));
+            "int64.npy: 9223372036854775806 is not an int32"));
   specs = {{"int8", {2, 1, 3, 4}, DType::e4m3}};
   CHECK(has(message_of([&] { load_inputs(folder, p, op); }),
             "int8.npy: int8: convert with .astype(np.uint8)"));

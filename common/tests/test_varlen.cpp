@@ -71,8 +71,8 @@ TEST_CASE("lists of lengths without a meaning are refused in one line", "[varlen
   refuses("--varlen: a length of -1", {3, -1});
   refuses("--varlen-k: a length of -7", {3, 4}, {2, -7});
   refuses("--varlen: a length of 16777217", {1 << 24 | 1});
-  refuses("--varlen: must be at most 2^24 tokens", {1 << 23, 1 << 23, 1});
-  refuses("--varlen-k: must be at most 2^24 tokens", {1, 1}, {1 << 24, 1});
+  refuses("--varlen: the lengths must add up to at most 2^24 tokens", {1 << 23, 1 << 23, 1});
+  refuses("--varlen-k: the lengths must add up to at most 2^24 tokens", {1, 1}, {1 << 24, 1});
   refuses("--varlen-k: 1 lengths, must be 2", {3, 4}, {7});
   refuses("--varlen-k: 1 lengths, must be 0", {}, {7});
   refuses("--varlen: 16385 sequences", Lengths(16385, 1));

@@ -2,8 +2,8 @@
 # awk -f finish.awk *.html >search/texts.js
 #
 #   in pages       links to a file's documentation lead to its source, where there is one; a
-#                  figure is a link to itself, in its full size; at the end are the page before
-#                  and the next
+#                  figure is a link to itself, in its full size; a table has a box of its own, in
+#                  which it scrolls; at the end are the page before and the next
 #   in all files   menu.js, and in search.html the engine, search/engine.js
 #   on stdout      the text of pages, one entry a section, and of sources, one entry a file
 #
@@ -100,7 +100,7 @@ FNR == 1 {
     out = FILENAME ".new"
     kind = FILENAME ~ /_source\.html$/ ? "source" : is_page(FILENAME) ? "page" : ""
     title = section = text = anchor = ""
-    inside = in_contents = in_heading = 0
+    inside = in_contents = in_heading = in_table = 0
 }
 
 { line = $0 }
@@ -131,6 +131,15 @@ kind == "page" {
         rest = substr(rest, RSTART + RLENGTH)
     }
     line = line rest
+}
+
+kind == "page" && /<table class="(markdownTable|doxtable)"/ {
+    sub(/<table class="/, "<div class=\"table\">&", line)
+    in_table = 1
+}
+in_table && /<\/table>/ {
+    sub(/<\/table>/, "&</div>", line)
+    in_table = 0
 }
 
 /<!-- contents -->/ && kind == "page" && (FILENAME in place) {

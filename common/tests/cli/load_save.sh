@@ -68,7 +68,7 @@ mixed() {  # NAME OPTION...: k.npy of another problem
   cp -r "$good" "$work/$1" && cp "$work/other_$1/k.npy" "$work/$1/k.npy"
 }
 mixed length --seqlen 10 --head-dim 8
-refused 'v\.npy: has shape \[1, 2, 9, 8\] and .*k\.npy has \[1, 2, 10, 8\]: they must have one shape' --load "$work/length"
+refused 'v\.npy: has shape \[1, 2, 9, 8\] and .*k\.npy has \[1, 2, 10, 8\]: they must have the same shape' --load "$work/length"
 mixed width --seqlen 9 --head-dim 16
 cp "$work/width/k.npy" "$work/width/v.npy"
 refused 'k\.npy: has shape \[1, 2, 9, 16\] and .*q\.npy has \[1, 2, 9, 8\]: they must agree in head_dim' --load "$work/width"

@@ -261,14 +261,14 @@ echo "__global__ void third() {}" >>"$step"
 run --changed counters tests times peers
 exits 0
 has "--profile b7_grid" "$calls"
-has "03_flash_v1.v1_scalar: as it was" "$output"
+has "03_flash_v1.v1_scalar: current, not measured again" "$output"
 has_not "--profile v1_scalar" "$calls"
 has "== tests 03_flash_v1: passed" "$output"
 has_not "== counters 01_naive" "$output"
 has "--operation backward --step b7_grid --batch 8" "$calls"  # of b6_async,b7_grid
-has "03_flash_v1.memory_n1024: as it was" "$output"
+has "03_flash_v1.memory_n1024: current, not measured again" "$output"
 has_line '"03_flash_v1.backward_d64_n2048",.*"name":"b6_async"' "$reports/03_flash_v1.backward.jsonl"
-has "peers.03_flash_v1.forward: as it was" "$output"
+has "peers.03_flash_v1.forward: current, not measured again" "$output"
 has_line '"name":"03_flash_v1.v1_scalar"' "$reports/03_flash_v1.counters.csv"
 # A problem with changed options is measured again, the next one is not.
 sed -i 's/--seqlen 131072 --warmup 1/--seqlen 131072 --warmup 2/' "$problems"

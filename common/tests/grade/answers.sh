@@ -32,7 +32,7 @@ predicted 2 'milliseconds = x: must be' '?' 1e10 HBM x
 predicted 1 'operations: not answered' '?' 1e10 HBM 2.7
 echo 'operatons = 5' >"$work/e.txt"
 if "$quiz" --answers "$work/e.txt" --task "$exercises/e.task" >"$work/said" 2>&1; then fail "a misspelt name is taken"; fi
-grep -q 'operatons: nobody asks for that' "$work/said" || fail "a misspelt name is not said"
+grep -q 'operatons: not a name in this exercise' "$work/said" || fail "a misspelt name is not said"
 
 # answered STATUS WHAT NAME VALUE: the right answers but one.
 answered() {
@@ -45,7 +45,7 @@ answered() {
 answered 0 'right a_store_sectors = 32' a_store_sectors '64 \/ 2'
 answered 0 'right a_bound = l1_requests' a_bound L1_Requests
 answered 1 'wrong a_store_sectors = 16' a_store_sectors 16
-answered 2 'a_store_sectors = 32.5: must be one whole number' a_store_sectors 32.5
-answered 2 'a_store_sectors = 32 sectors: must be one whole number' a_store_sectors '32 sectors'
+answered 2 'a_store_sectors = 32.5: must be one integer' a_store_sectors 32.5
+answered 2 'a_store_sectors = 32 sectors: must be one integer' a_store_sectors '32 sectors'
 answered 2 'a_bound = L1: must be one of hbm, fp32, tensor, l1_requests' a_bound L1
 echo "everything as expected"

@@ -27,9 +27,9 @@ truth='{"schema": "attn-exercise-2", "exercise": "ex01a", "seed": 4711, "passed"
 liar "ends at once" "ended with status 0 before it had given an answer" 'exit 0'
 liar "says that it has passed" "ended with status 0" "echo 'all 27 cases pass'; echo '$truth'; echo '$truth' >&2; exit 0"
 liar "writes the verdict itself" "ended with status 0" "echo '$truth' >\"\$RESULT\"; exit 0"
-later=2 liar "leaves somebody who writes the verdict later" "gave -*[0-9]+ bytes|no answer|is none|ended with" \
+later=2 liar "leaves somebody who writes the verdict later" "gave -*[0-9]+ bytes|no answer|cannot be read|ended with" \
   "(sleep 1; echo '$truth' >\"\$RESULT\") & echo '$truth' >&3; sleep 60"
-liar "says that it has passed where numbers are expected" "an answer that is none" "echo '$truth' >&3; sleep 60"
+liar "says that it has passed where numbers are expected" "an answer that cannot be read" "echo '$truth' >&3; sleep 60"
 liar "sends zeros without end" "gave 0 bytes where the outputs have 528" 'cat /dev/zero >&3'
 # Of the first problem, o has 256 numbers of 2 bytes and lse 4 of 4: no message, no time, 528 bytes, all 0.
 liar "sends as many numbers as there are" "expected .*, got 0 " \
