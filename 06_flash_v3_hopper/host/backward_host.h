@@ -1,0 +1,45 @@
+// The backward steps of chapter 06: cost models and limits. For chapter.cpp only.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "attn/backward_cost.h"
+#include "check/operation.h"
+
+ATTN_DECLARE_STEP(v8_persistent);
+ATTN_DECLARE_STEP(b1_wgmma);
+
+namespace attn::backward_host {
+
+// Tiles as in the steps' Config.
+inline BackwardTiles tiles_of(const Problem& p) { return {p.head_dim == 128 ? 64 : 128, 128}; }
+
+inline Step step(std::string name, std::string idea, Launch launch) {
+  return {
+      .name = std::move(name),
+      .operation = &backward(),
+      .idea = std::move(idea),
+      .support = "any lengths, masks, GQA",
+      .limits = {.dtypes = k16Bits, .head_dims = {64, 128}, .least_scale = kLeastScale},
+      .refuses = [](const Problem& p) { return refuse_grid(p, tiles_of(p)); },
+      .workspaces = [](const Problem& p) { return gradient_workspaces(p, tiles_of(p)); },
+      .cost =
+          [](const Problem& p) {
+            return Cost{dot_phase(p), gradient_phase(p, tiles_of(p)), convert_phase(p)};
+          },
+      .launch = launch,
+      .prepare = ATTN_LAUNCH(v8_persistent),
+      .deterministic = false,
+      .needs = kHopper,
+  };
+}
+
+inline void add_steps(Chapter& c) {
+  c.steps.push_back(
+      step("b1_wgmma", "five products by wgmma; P and dS from registers", ATTN_LAUNCH(b1_wgmma)));
+}
+
+}  // namespace attn::backward_host
