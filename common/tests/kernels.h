@@ -95,6 +95,7 @@ ATTN_DECLARE_TEST_KERNEL(copy_partial);
 ATTN_DECLARE_TEST_KERNEL(copy_two_groups);
 ATTN_DECLARE_TEST_KERNEL(add_quads);
 ATTN_DECLARE_TEST_KERNEL(hopper_product);    // hopper_kernels.cu
+ATTN_DECLARE_TEST_KERNEL(stmatrix_dump);
 ATTN_DECLARE_TEST_KERNEL(shuffles);          // simt_kernels.cu
 ATTN_DECLARE_TEST_KERNEL(votes);
 ATTN_DECLARE_TEST_KERNEL(count_threads);
