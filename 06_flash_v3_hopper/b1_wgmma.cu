@@ -215,12 +215,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if constexpr (masked.value)
       apply_mask<Config>(s, shape, m_block * kBlockM + shape.seqlen_k - shape.seqlen_q, work.key0);
     probabilities<Config>(s, smem.sLse[stage] + quad_col(), softmax_scale_log2);
-    round_p<Element, kBlockM>(p, s);
 
     mbarrier_wait(&smem.do_full[stage], rows.phase());
     issue_scores<Config>(dp, sV, smem.sdO[stage]);
     wgmma_wait<0>(dp);
     score_gradients<Config>(dp, s, smem.sD[stage] + quad_col());
+    round_p<Element, kBlockM>(p, s);  // not earlier: S and dP take the most registers
     round_p<Element, kBlockM>(ds, dp);
     store_ds<Config>(smem.sdS, ds);
 

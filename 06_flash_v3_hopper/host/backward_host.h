@@ -11,6 +11,7 @@
 
 ATTN_DECLARE_STEP(v8_persistent);
 ATTN_DECLARE_STEP(b1_wgmma);
+ATTN_DECLARE_STEP(b2_warp_specialised);
 
 namespace attn::backward_host {
 
@@ -40,6 +41,8 @@ inline Step step(std::string name, std::string idea, Launch launch) {
 inline void add_steps(Chapter& c) {
   c.steps.push_back(
       step("b1_wgmma", "five products by wgmma; P and dS from registers", ATTN_LAUNCH(b1_wgmma)));
+  c.steps.push_back(step("b2_warp_specialised", "a producer warp loads Q and dO two stages ahead",
+                         ATTN_LAUNCH(b2_warp_specialised)));
 }
 
 }  // namespace attn::backward_host
