@@ -12,6 +12,7 @@
 ATTN_DECLARE_STEP(v8_persistent);
 ATTN_DECLARE_STEP(b1_wgmma);
 ATTN_DECLARE_STEP(b2_warp_specialised);
+ATTN_DECLARE_STEP(b3_overlap);
 
 namespace attn::backward_host {
 
@@ -43,6 +44,8 @@ inline void add_steps(Chapter& c) {
       step("b1_wgmma", "five products by wgmma; P and dS from registers", ATTN_LAUNCH(b1_wgmma)));
   c.steps.push_back(step("b2_warp_specialised", "a producer warp loads Q and dO two stages ahead",
                          ATTN_LAUNCH(b2_warp_specialised)));
+  c.steps.push_back(step("b3_overlap", "dP under exp, dV under the exchange of dS, dK under dQ",
+                         ATTN_LAUNCH(b3_overlap)));
 }
 
 }  // namespace attn::backward_host
