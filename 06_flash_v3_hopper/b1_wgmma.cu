@@ -205,6 +205,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [visit]
   const auto process_q_block = [&](int head, int m_block, auto masked) {
     const int stage = rows.index();
+    Element* const sdS = smem.sdS;
     if (threadIdx.x == 0) load_rows(stage, head, m_block);
     float s[kBlockM / 8][4], dp[kBlockM / 8][4], dq[Config::kFragments][4];
     uint32_t p[kBlockM / 16][4], ds[kBlockM / 16][4];
@@ -222,7 +223,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     score_gradients<Config>(dp, s, smem.sD[stage] + quad_col());
     round_p<Element, kBlockM>(p, s);  // not earlier: S and dP take the most registers
     round_p<Element, kBlockM>(ds, dp);
-    store_ds<Config>(smem.sdS, ds);
+    store_ds<Config>(sdS, ds);
 
     issue_gradient<Config>(dv, p, smem.sdO[stage]);
     wgmma_wait<0>(dv);
@@ -230,7 +231,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wgmma_wait<0>(dk);
     fence_proxy_async();
     __syncthreads();  // dS of both warpgroups is visible to wgmma
-    issue_dq<Config>(dq, smem.sdS, smem.sK, warpgroup);
+    issue_dq<Config>(dq, sdS, smem.sK, warpgroup);
     wgmma_wait<0>(dq);
     float4* const accum =
         gAccum + (int64_t{head} * num_m_blocks + m_block) * (kBlockM * kHeadDim / 4);
@@ -277,7 +278,7 @@ Status launch(const Arguments& args) {
   args.phase("dot");
   Status status = launch_kernel(dot_kernel<Element, Config>, q_tiles, dim3(256), 0, args.stream,
                                 params.o, params.dout, params.lse, args.out<float>("rows"),
-                                args.out<float4>("accum"), shape, num_m_blocks);
+                                args.out<float4>("accum"), nullptr, shape, num_m_blocks);
   if (!status.ok()) return status;
   args.phase("attention_backward");
   status = launch_kernel(attention_backward_kernel<Element, Config>, key_tiles,

@@ -321,7 +321,7 @@ Status launch(const Arguments& args) {
   args.phase("dot");
   Status status = launch_kernel(dot_kernel<Element, Config>, q_tiles, dim3(256), 0, args.stream,
                                 params.o, params.dout, params.lse, args.out<float>("rows"),
-                                args.out<float4>("accum"), shape, num_m_blocks);
+                                args.out<float4>("accum"), nullptr, shape, num_m_blocks);
   if (!status.ok()) return status;
   args.phase("attention_backward");
   status = launch_kernel(attention_backward_kernel<Element, Config>, key_tiles,

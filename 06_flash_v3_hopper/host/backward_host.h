@@ -13,6 +13,7 @@ ATTN_DECLARE_STEP(v8_persistent);
 ATTN_DECLARE_STEP(b1_wgmma);
 ATTN_DECLARE_STEP(b2_warp_specialised);
 ATTN_DECLARE_STEP(b3_overlap);
+ATTN_DECLARE_STEP(b4_persistent);
 
 namespace attn::backward_host {
 
@@ -39,6 +40,17 @@ inline Step step(std::string name, std::string idea, Launch launch) {
   };
 }
 
+// With a tile counter, which the preprocess kernel clears.
+inline Step persistent_step(std::string name, std::string idea, Launch launch) {
+  Step persistent = step(std::move(name), std::move(idea), launch);
+  persistent.workspaces = [](const Problem& p) {
+    std::vector<Workspace> all = gradient_workspaces(p, tiles_of(p));
+    all.push_back({"tile_counter", 4});
+    return all;
+  };
+  return persistent;
+}
+
 inline void add_steps(Chapter& c) {
   c.steps.push_back(
       step("b1_wgmma", "five products by wgmma; P and dS from registers", ATTN_LAUNCH(b1_wgmma)));
@@ -46,6 +58,9 @@ inline void add_steps(Chapter& c) {
                          ATTN_LAUNCH(b2_warp_specialised)));
   c.steps.push_back(step("b3_overlap", "dP under exp, dV under the exchange of dS, dK under dQ",
                          ATTN_LAUNCH(b3_overlap)));
+  c.steps.push_back(persistent_step("b4_persistent",
+                                    "dynamic scheduler, longest key tiles first, heads in L2",
+                                    ATTN_LAUNCH(b4_persistent)));
 }
 
 }  // namespace attn::backward_host

@@ -146,7 +146,7 @@ __device__ __forceinline__ void store_gradient(Element* g, int64_t row_stride, i
 //! [store]
 
 // (1) Preprocess: lse in log2 units and D = rowsum(dO . O) per row, from O as it was rounded; clears
-// the dQ accumulator. Rows past the end and fully masked rows get lse = +inf: then P = 0.
+// the dQ accumulator and the tile counter. Rows past the end and fully masked rows get lse = +inf: then P = 0.
 //! [dot]
 template <class Element, class Config>
 __global__ void __launch_bounds__(256)
@@ -155,11 +155,13 @@ __global__ void __launch_bounds__(256)
                const float* gLse,   // [B, Hq, seqlen_q]
                float* gRows,        // [tiles, 2, kBlockM]: lse / log(2), D
                float4* gAccum,      // [tiles, kFragments, 256]; null: not cleared
+               unsigned* gCounter,  // of a dynamic tile scheduler, or null
                Shape shape, int num_m_blocks) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM;
   constexpr int kLanes = kHeadDim / 8;  // per row, 16 bytes each
   const int64_t tile = blockIdx.x, bh = tile / num_m_blocks;
   const int row0 = static_cast<int>(tile % num_m_blocks) * kBlockM;
+  if (gCounter != nullptr && tile == 0 && threadIdx.x == 0) *gCounter = 0;
   if (gAccum != nullptr)
 #pragma unroll
     for (int f = 0; f < Config::kFragments; ++f)
