@@ -37,7 +37,7 @@ struct Config : BackwardTile<kHeadDim, kHeadDim == 128 ? 64 : 128> {
   static constexpr int kDsBuffers = 2;  // of dS: one is read while the next is written
   // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
   // threads). setmaxnreg moves these between warpgroups; asking for more than are free deadlocks.
-  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kProducerRegisters + Config::kNumConsumers * kConsumerRegisters <=
                     (Config::kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "more registers than a block of so many threads has");
@@ -174,6 +174,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
   tma_load(smem.sK, mapK, &smem.kv_full, {0, work.key0, 0, work.kv_head});
   tma_load(smem.sV, mapV, &smem.kv_full, {0, work.key0, 0, work.kv_head});
   for (int head = work.first_head; head < work.end; ++head)
+#pragma unroll 1  // few registers
     for (int m_block = work.q_range.begin; m_block < work.q_range.end; ++m_block, rows.advance()) {
       const int stage = rows.index(), tile = head * num_m_blocks + m_block;
       const int row0 = m_block * Config::kBlockM;
