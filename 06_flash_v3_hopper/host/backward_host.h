@@ -8,12 +8,14 @@
 
 #include "attn/backward_cost.h"
 #include "check/operation.h"
+#include "kernels/whole_heads.h"
 
 ATTN_DECLARE_STEP(v8_persistent);
 ATTN_DECLARE_STEP(b1_wgmma);
 ATTN_DECLARE_STEP(b2_warp_specialised);
 ATTN_DECLARE_STEP(b3_overlap);
 ATTN_DECLARE_STEP(b4_persistent);
+ATTN_DECLARE_STEP(b5_whole_heads);
 
 namespace attn::backward_host {
 
@@ -51,6 +53,21 @@ inline Step persistent_step(std::string name, std::string idea, Launch launch) {
   return persistent;
 }
 
+// Blocks that own whole heads, on a GPU of 132 SMs: accumulators are not cleared, dQ is converted by
+// the block, and accumulators stay in L2.
+inline Step whole_heads_step(std::string name, std::string idea, Launch launch) {
+  Step whole = persistent_step(std::move(name), std::move(idea), launch);
+  whole.cost = [general = whole.cost](const Problem& p) {
+    if (!owns_whole_heads(p, Machine{}.num_sms)) return general(p);
+    Cost cost{dot_phase(p, 0), gradient_phase(p, tiles_of(p))};
+    const Phase convert = convert_phase(p);
+    cost[1].hbm_write += convert.hbm_write - convert.hbm_read;
+    cost[1].l2_bytes += convert.hbm_write + convert.hbm_read;
+    return cost;
+  };
+  return whole;
+}
+
 inline void add_steps(Chapter& c) {
   c.steps.push_back(
       step("b1_wgmma", "five products by wgmma; P and dS from registers", ATTN_LAUNCH(b1_wgmma)));
@@ -61,6 +78,9 @@ inline void add_steps(Chapter& c) {
   c.steps.push_back(persistent_step("b4_persistent",
                                     "dynamic scheduler, longest key tiles first, heads in L2",
                                     ATTN_LAUNCH(b4_persistent)));
+  c.steps.push_back(whole_heads_step("b5_whole_heads",
+                                     "short sequences: a block owns whole heads, and their dQ",
+                                     ATTN_LAUNCH(b5_whole_heads)));
 }
 
 }  // namespace attn::backward_host

@@ -59,6 +59,16 @@ __device__ __forceinline__ KvBlockRange q_block_range(const Shape& shape, int ke
   range.unmasked_end = max(range.unmasked_begin, range.unmasked_end);
   return range;
 }
+// Query tile at row0: its first visible key, if any key is visible to a row of it; and whether one
+// is.
+__device__ __forceinline__ int first_visible_key(const Shape& shape, int row0) {
+  return max(0, row0 + shape.seqlen_k - shape.seqlen_q - shape.window_left);
+}
+__device__ __forceinline__ bool is_visited(const Shape& shape, int row0, int block_m) {
+  const int last = min(row0 + block_m, shape.seqlen_q) - 1;
+  return first_visible_key(shape, row0) <=
+         min(shape.seqlen_k - 1, last + shape.seqlen_k - shape.seqlen_q + shape.window_right);
+}
 //! [ranges]
 
 // A unit of work: a key tile of one KV head. It visits the query tiles in `q_range` of all query
@@ -192,7 +202,7 @@ __global__ void __launch_bounds__(256)
 //! [dot]
 
 // (8) Postprocess of a query tile: dQ = scale * accumulator, rounded. Threads hold what they hold
-// of a wgmma accumulator. `tile`: head * num_m_blocks + m_block.
+// of a wgmma accumulator. `tile`: head * num_m_blocks + m_block; no accumulator: dQ = 0.
 //! [convert]
 template <class Element, class Config>
 __device__ __forceinline__ void convert_tile(const float4* gAccum, Element* gdQ, const Shape& shape,
@@ -204,7 +214,9 @@ __device__ __forceinline__ void convert_tile(const float4* gAccum, Element* gdQ,
   float x[Config::kFragments][4];
 #pragma unroll
   for (int f = 0; f < Config::kFragments; ++f) {
-    const float4 sum = gAccum[(tile * Config::kFragments + f) * Config::kConsumerThreads + thread];
+    float4 sum{};
+    if (gAccum != nullptr)
+      sum = gAccum[(tile * Config::kFragments + f) * Config::kConsumerThreads + thread];
     x[f][0] = sum.x, x[f][1] = sum.y, x[f][2] = sum.z, x[f][3] = sum.w;
   }
   Element* const g =
