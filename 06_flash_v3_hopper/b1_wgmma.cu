@@ -246,15 +246,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   mbarrier_wait(&smem.kv_full, 0);
   //! [loops]
-  for (int head = work.first_head; head < work.end; ++head) {
-    int m_block = q_range.begin;
-    // Diagonal, right window edge; unmasked tiles; left window edge, or all if the keys end here.
-    for (; m_block < q_range.unmasked_begin; ++m_block)
-      process_q_block(head, m_block, std::true_type{});
-    for (; m_block < q_range.unmasked_end; ++m_block)
-      process_q_block(head, m_block, std::false_type{});
-    for (; m_block < q_range.end; ++m_block) process_q_block(head, m_block, std::true_type{});
-  }
+  for (int head = work.first_head; head < work.end; ++head)
+    for (int m_block = q_range.begin; m_block < q_range.end; ++m_block)
+      if (m_block >= q_range.unmasked_begin && m_block < q_range.unmasked_end)
+        process_q_block(head, m_block, std::false_type{});
+      else  // diagonal, window edges, or past the last key
+        process_q_block(head, m_block, std::true_type{});
   //! [loops]
 
   // (7) Store dK_j and dV_j: zeros if no row sees these keys.
