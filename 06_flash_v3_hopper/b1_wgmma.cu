@@ -198,27 +198,26 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   PipelineState<Config::kStages> rows;  // pipeline state of the current Q and dO
   float dk[kHeadDim / 8][4] = {}, dv[kHeadDim / 8][4] = {};
-  // this warpgroup's 64 keys of the first panel; issue_scores advances to the other panels
-  const Element* const sK = smem.sK + warpgroup * 64 * 64;
-  const Element* const sV = smem.sV + warpgroup * 64 * 64;
   // One query tile of one head. `masked` is a type, so the unmasked body contains no mask code.
   //! [visit]
   const auto process_q_block = [&](int head, int m_block, auto masked) {
     const int stage = rows.index();
+    const Element *const sK = smem.sK, *const sV = smem.sV;
     Element* const sdS = smem.sdS;
     if (threadIdx.x == 0) load_rows(stage, head, m_block);
     float s[kBlockM / 8][4], dp[kBlockM / 8][4], dq[Config::kFragments][4];
     uint32_t p[kBlockM / 16][4], ds[kBlockM / 16][4];
 
     mbarrier_wait(&smem.q_full[stage], rows.phase());
-    issue_scores<Config>(s, sK, smem.sQ[stage]);
+    // this warpgroup's 64 keys of the first panel; issue_scores advances to the other panels
+    issue_scores<Config>(s, sK + warpgroup * 64 * 64, smem.sQ[stage]);
     wgmma_wait<0>(s);
     if constexpr (masked.value)
       apply_mask<Config>(s, shape, m_block * kBlockM + shape.seqlen_k - shape.seqlen_q, work.key0);
     probabilities<Config>(s, smem.sLse[stage] + quad_col(), softmax_scale_log2);
 
     mbarrier_wait(&smem.do_full[stage], rows.phase());
-    issue_scores<Config>(dp, sV, smem.sdO[stage]);
+    issue_scores<Config>(dp, sV + warpgroup * 64 * 64, smem.sdO[stage]);
     wgmma_wait<0>(dp);
     score_gradients<Config>(dp, s, smem.sD[stage] + quad_col());
     round_p<Element, kBlockM>(p, s);  // not earlier: S and dP take the most registers
@@ -231,7 +230,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wgmma_wait<0>(dk);
     fence_proxy_async();
     __syncthreads();  // dS of both warpgroups is visible to wgmma
-    issue_dq<Config>(dq, sdS, smem.sK, warpgroup);
+    issue_dq<Config>(dq, sdS, sK, warpgroup);
     wgmma_wait<0>(dq);
     float4* const accum =
         gAccum + (int64_t{head} * num_m_blocks + m_block) * (kBlockM * kHeadDim / 4);

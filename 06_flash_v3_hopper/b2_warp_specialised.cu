@@ -237,9 +237,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   PipelineState<Config::kStages> rows;  // pipeline state of the current Q and dO
   float dk[kHeadDim / 8][4] = {}, dv[kHeadDim / 8][4] = {};
-  // this warpgroup's 64 keys of the first panel; issue_scores advances to the other panels
-  const Element* const sK = smem.sK + warpgroup * 64 * 64;
-  const Element* const sV = smem.sV + warpgroup * 64 * 64;
   // One arrival per warp, after its lanes have read lse or D.
   const auto consumer_release = [&](uint64_t* empty) {
     __syncwarp();
@@ -249,19 +246,21 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [visit]
   const auto process_q_block = [&](int head, int m_block, auto masked) {
     const int stage = rows.index();
+    const Element *const sK = smem.sK, *const sV = smem.sV;
     Element* const sdS = smem.sdS[rows.count % Config::kDsBuffers];
     float s[kBlockM / 8][4], dp[kBlockM / 8][4], dq[Config::kFragments][4];
     uint32_t p[kBlockM / 16][4], ds[kBlockM / 16][4];
 
     mbarrier_wait(&smem.q_full[stage], rows.phase());
-    issue_scores<Config>(s, sK, smem.sQ[stage]);
+    // this warpgroup's 64 keys of the first panel; issue_scores advances to the other panels
+    issue_scores<Config>(s, sK + warpgroup * 64 * 64, smem.sQ[stage]);
     wgmma_wait<0>(s);
     if constexpr (masked.value)
       apply_mask<Config>(s, shape, m_block * kBlockM + shape.seqlen_k - shape.seqlen_q, work.key0);
     probabilities<Config>(s, smem.sLse[stage] + quad_col(), softmax_scale_log2);
 
     mbarrier_wait(&smem.do_full[stage], rows.phase());
-    issue_scores<Config>(dp, sV, smem.sdO[stage]);
+    issue_scores<Config>(dp, sV + warpgroup * 64 * 64, smem.sdO[stage]);
     wgmma_wait<0>(dp);
     score_gradients<Config>(dp, s, smem.sD[stage] + quad_col());
     round_p<Element, kBlockM>(p, s);  // not earlier: S and dP take the most registers
@@ -277,7 +276,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     fence_proxy_async();
     // dS of both warpgroups is visible to wgmma, and the other buffer is no longer read
     named_barrier_sync(kScores, Config::kConsumerThreads);
-    issue_dq<Config>(dq, sdS, smem.sK, warpgroup);
+    issue_dq<Config>(dq, sdS, sK, warpgroup);
     wgmma_wait<0>(dq);
     float4* const accum =
         gAccum + (int64_t{head} * num_m_blocks + m_block) * (kBlockM * kHeadDim / 4);

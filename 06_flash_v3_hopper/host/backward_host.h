@@ -16,6 +16,7 @@ ATTN_DECLARE_STEP(b2_warp_specialised);
 ATTN_DECLARE_STEP(b3_overlap);
 ATTN_DECLARE_STEP(b4_persistent);
 ATTN_DECLARE_STEP(b5_whole_heads);
+ATTN_DECLARE_STEP(b6_tuned);
 
 namespace attn::backward_host {
 
@@ -81,6 +82,8 @@ inline void add_steps(Chapter& c) {
   c.steps.push_back(whole_heads_step("b5_whole_heads",
                                      "short sequences: a block owns whole heads, and their dQ",
                                      ATTN_LAUNCH(b5_whole_heads)));
+  c.steps.push_back(whole_heads_step(
+      "b6_tuned", "buffers of K and V, and the exchange of dS, per head dim", ATTN_LAUNCH(b6_tuned)));
 }
 
 }  // namespace attn::backward_host
