@@ -1,10 +1,10 @@
 // b3_overlap: products overlap with the arithmetic on the scores, and dK with the additions to dQ.
 //
 // parent    b2_warp_specialised
-// change    A warpgroup waits for the oldest product only. dP runs during the mask and exp of S, dV
-//           during the exchange of dS, dQ during the issue of dK, and dK during the additions to dQ.
-//           All products are complete at the end of a query tile: ptxas serialises wgmma that are in
-//           flight when the loop branches back.
+// change    A warpgroup waits for the oldest product only. dP runs during the mask and exp of S,
+//           dV during the exchange of dS, and dK during the additions to dQ. All products are
+//           complete at the end of a query tile: ptxas serialises wgmma (warning C7512) that are in
+//           flight when a loop branches back.
 // why       In b2 the tensor cores idle during all arithmetic of a warpgroup, unless the other
 //           warpgroup happens to multiply; the barrier on dS keeps the two in step.
 // expect    sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active rises;
@@ -126,8 +126,7 @@ __device__ __forceinline__ void probabilities(float (&s)[Config::kBlockM / 8][4]
     const float2 lse_log2 = *reinterpret_cast<const float2*>(sLse + 8 * n);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      s[n][i] =
-          exp2f(fmaf(s[n][i], softmax_scale_log2, i % 2 == 0 ? -lse_log2.x : -lse_log2.y));
+      s[n][i] = exp2f(fmaf(s[n][i], softmax_scale_log2, i % 2 == 0 ? -lse_log2.x : -lse_log2.y));
   }
 }
 // dP^T becomes dS^T = P^T (dP^T - D). `sD`: at this lane's first row.
@@ -153,8 +152,7 @@ __device__ __forceinline__ void store_ds(Element* sdS,
                                          const uint32_t (&ds)[Config::kBlockM / 16][4]) {
   const int lane_id = thread_index() % kWarp, warp_id = thread_index() / kWarp;
   const int row = lane_id / 16 * 8 + lane_id % 8, chunk = warp_id % 4 * 2 + lane_id / 8 % 2;
-  Element* const to =
-      sdS + warp_id / 4 * Config::kBlockM * 64 + row * 64 + (chunk ^ row % 8) * 8;
+  Element* const to = sdS + warp_id / 4 * Config::kBlockM * 64 + row * 64 + (chunk ^ row % 8) * 8;
 #pragma unroll
   for (int i = 0; i < Config::kBlockM / 16; ++i) stmatrix_x4_trans(to + 16 * 64 * i, ds[i]);
 }
@@ -203,17 +201,16 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& sm
 
 // Phases: (1) is dot_kernel, (2) to (7) are here, (8) is convert_kernel.
 template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
-    attention_backward_kernel(
-        const __grid_constant__ TensorMap mapQ,     // [B Hq, d / 64, seqlen_q, 64]
-        const __grid_constant__ TensorMap mapdO,    // as Q
-        const __grid_constant__ TensorMap mapK,     // [B Hkv, d / 64, seqlen_k, 64]
-        const __grid_constant__ TensorMap mapV,     // as K
-        const __grid_constant__ TensorMap mapRows,  // [tiles, 2, kBlockM floats]: lse, D
-        Element* __restrict__ gdK,                  // [B, Hkv, seqlen_k, d]
-        Element* __restrict__ gdV,                  // as dK
-        float4* __restrict__ gAccum,                // [tiles, kFragments, threads]: dQ
-        Shape shape, int num_m_blocks, int num_kv_heads) {
+__global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel(
+    const __grid_constant__ TensorMap mapQ,     // [B Hq, d / 64, seqlen_q, 64]
+    const __grid_constant__ TensorMap mapdO,    // as Q
+    const __grid_constant__ TensorMap mapK,     // [B Hkv, d / 64, seqlen_k, 64]
+    const __grid_constant__ TensorMap mapV,     // as K
+    const __grid_constant__ TensorMap mapRows,  // [tiles, 2, kBlockM floats]: lse, D
+    Element* __restrict__ gdK,                  // [B, Hkv, seqlen_k, d]
+    Element* __restrict__ gdV,                  // as dK
+    float4* __restrict__ gAccum,                // [tiles, kFragments, threads]: dQ
+    Shape shape, int num_m_blocks, int num_kv_heads) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   // Broadcast from lane 0, so that the compiler knows it is warp-uniform. Then tile addresses stay
@@ -297,7 +294,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         process_q_block(head, m_block, std::true_type{});
   //! [loops]
 
-  // (7) Store dK_j and dV_j: zeros if no row sees these keys.
+  // (7) Store dK_j and dV_j: zeros if these keys are visible to no row.
   const int key = work.key0 + first_row(), keys = shape.seqlen_k - key;
   const int64_t first = (int64_t{work.kv_head} * shape.seqlen_k + key) * kHeadDim;
   store_gradient(gdK + first, kHeadDim, keys, dk, shape.softmax_scale);
@@ -312,7 +309,7 @@ Status launch(const Arguments& args) {
   const int num_m_blocks = static_cast<int>(ceil_div(p.seqlen_q, Config::kBlockM));
   const int num_kv_heads = static_cast<int>(p.batch * p.kv_heads);
   const dim3 q_tiles(static_cast<unsigned>(num_m_blocks * p.batch * p.heads));
-  const dim3 key_tiles(static_cast<unsigned>(ceil_div(p.seqlen_k, Config::kBlockN) * num_kv_heads));
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.seqlen_k, Config::kBlockN) * num_kv_heads));
   BackwardMaps maps;
   if (const Status made = maps.make<Element, Config>(args); !made.ok()) return made;
   args.phase("dot");
@@ -321,10 +318,10 @@ Status launch(const Arguments& args) {
                                 args.out<float4>("accum"), nullptr, shape, num_m_blocks);
   if (!status.ok()) return status;
   args.phase("attention_backward");
-  status = launch_kernel(attention_backward_kernel<Element, Config>, key_tiles,
-                         dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>),
-                         args.stream, maps.q, maps.dout, maps.k, maps.v, maps.rows, params.dk,
-                         params.dv, args.out<float4>("accum"), shape, num_m_blocks, num_kv_heads);
+  status = launch_kernel(attention_backward_kernel<Element, Config>, grid, dim3(Config::kThreads),
+                         sizeof(SharedStorage<Element, Config>), args.stream, maps.q, maps.dout,
+                         maps.k, maps.v, maps.rows, params.dk, params.dv, args.out<float4>("accum"),
+                         shape, num_m_blocks, num_kv_heads);
   if (!status.ok()) return status;
   args.phase("convert");
   return launch_kernel(convert_kernel<Element, Config>, q_tiles, dim3(Config::kConsumerThreads), 0,

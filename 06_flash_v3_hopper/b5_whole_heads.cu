@@ -1,13 +1,13 @@
 // b5_whole_heads: short sequences: a block owns all key tiles of a head, and with them its dQ.
 //
 // parent    b4_persistent
-// change    If Q, dO and the dQ accumulators of the heads at work fit in L2, a block takes a whole KV
-//           head: its key tiles one after another. The first visit of a query tile stores to the dQ
-//           accumulator, later ones add to it, and the block converts dQ at the end of the head.
-//           Each thread reads back what it wrote itself, so no barrier is needed. Longer sequences:
-//           as in b4.
-// why       At short lengths clearing the accumulators, and reading them back in a kernel of their
-//           own, costs as much traffic as Q, K, V and their gradients, and a launch.
+// change    If Q, dO and the dQ accumulators of the heads at work fit in L2, a block takes a whole
+//           KV head: its key tiles one after another. The first visit of a query tile stores to the
+//           dQ accumulator, later visits add to it, and the block converts dQ at the end of the
+//           head. A thread reads only what it wrote itself, so no barrier is needed. Longer
+//           sequences are processed as in b4.
+// why       Clearing the accumulators and reading them in a kernel of its own moves 8 bytes per
+//           element of dQ, as much as Q, O, dO and dQ together, and costs a launch.
 // expect    at N = 512: launches 3 -> 2, dram__bytes_write.sum falls, and so does
 //           gpu__time_duration.sum. dQ is then bitwise equal from run to run
 // supports  fp16, bf16; head dims 64, 128; any lengths, masks, GQA
@@ -71,9 +71,9 @@ struct SharedStorage {
 };
 
 // Dynamic persistent: a block starts with unit blockIdx.x, a key tile or a whole KV head. Further
-// units come from a counter, which dot_kernel clears. Sections of KV heads in turn; within a section
-// longest tiles first (the first keys, under a causal mask), across all its heads. Whole heads:
-// sections of one head.
+// units come from a counter, which dot_kernel clears. Sections of KV heads in turn; within a
+// section longest tiles first (the first keys, under a causal mask), across all its heads. With
+// whole heads a section is one head.
 //! [tiles]
 struct KeyTileScheduler {
   unsigned num_n_blocks, num_kv_heads, section;
@@ -170,8 +170,7 @@ __device__ __forceinline__ void probabilities(float (&s)[Config::kBlockM / 8][4]
     const float2 lse_log2 = *reinterpret_cast<const float2*>(sLse + 8 * n);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      s[n][i] =
-          exp2f(fmaf(s[n][i], softmax_scale_log2, i % 2 == 0 ? -lse_log2.x : -lse_log2.y));
+      s[n][i] = exp2f(fmaf(s[n][i], softmax_scale_log2, i % 2 == 0 ? -lse_log2.x : -lse_log2.y));
   }
 }
 // dP^T becomes dS^T = P^T (dP^T - D). `sD`: at this lane's first row.
@@ -197,8 +196,7 @@ __device__ __forceinline__ void store_ds(Element* sdS,
                                          const uint32_t (&ds)[Config::kBlockM / 16][4]) {
   const int lane_id = thread_index() % kWarp, warp_id = thread_index() / kWarp;
   const int row = lane_id / 16 * 8 + lane_id % 8, chunk = warp_id % 4 * 2 + lane_id / 8 % 2;
-  Element* const to =
-      sdS + warp_id / 4 * Config::kBlockM * 64 + row * 64 + (chunk ^ row % 8) * 8;
+  Element* const to = sdS + warp_id / 4 * Config::kBlockM * 64 + row * 64 + (chunk ^ row % 8) * 8;
 #pragma unroll
   for (int i = 0; i < Config::kBlockM / 16; ++i) stmatrix_x4_trans(to + 16 * 64 * i, ds[i]);
 }
@@ -258,18 +256,17 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& sm
 
 // Phases: (1) is dot_kernel, (2) to (7) are here, (8) is convert_kernel, or here.
 template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
-    attention_backward_kernel(
-        const __grid_constant__ TensorMap mapQ,     // [B Hq, d / 64, seqlen_q, 64]
-        const __grid_constant__ TensorMap mapdO,    // as Q
-        const __grid_constant__ TensorMap mapK,     // [B Hkv, d / 64, seqlen_k, 64]
-        const __grid_constant__ TensorMap mapV,     // as K
-        const __grid_constant__ TensorMap mapRows,  // [tiles, 2, kBlockM floats]: lse, D
-        Element* __restrict__ gdK,                  // [B, Hkv, seqlen_k, d]
-        Element* __restrict__ gdV,                  // as dK
-        float4* gAccum,                             // [tiles, kFragments, threads]: dQ
-        Element* __restrict__ gdQ,                  // [B, Hq, seqlen_q, d]
-        Shape shape, KeyTileScheduler scheduler, int num_m_blocks) {
+__global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel(
+    const __grid_constant__ TensorMap mapQ,     // [B Hq, d / 64, seqlen_q, 64]
+    const __grid_constant__ TensorMap mapdO,    // as Q
+    const __grid_constant__ TensorMap mapK,     // [B Hkv, d / 64, seqlen_k, 64]
+    const __grid_constant__ TensorMap mapV,     // as K
+    const __grid_constant__ TensorMap mapRows,  // [tiles, 2, kBlockM floats]: lse, D
+    Element* __restrict__ gdK,                  // [B, Hkv, seqlen_k, d]
+    Element* __restrict__ gdV,                  // as dK
+    float4* gAccum,                             // [tiles, kFragments, threads]: dQ
+    Element* __restrict__ gdQ,                  // [B, Hq, seqlen_q, d]
+    Shape shape, KeyTileScheduler scheduler, int num_m_blocks) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   // Broadcast from lane 0, so that the compiler knows it is warp-uniform. Then tile addresses stay
@@ -362,7 +359,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           process_q_block(head, m_block, std::true_type{});
     consumer_release(&smem.kv_empty);
 
-    // (7) Store dK_j and dV_j: zeros if no row sees these keys.
+    // (7) Store dK_j and dV_j: zeros if these keys are visible to no row.
     const int key = work.key0 + first_row(), keys = shape.seqlen_k - key;
     const int64_t first = (int64_t{work.kv_head} * shape.seqlen_k + key) * kHeadDim;
     store_gradient(gdK + first, kHeadDim, keys, dk, shape.softmax_scale);
@@ -403,10 +400,10 @@ Status launch(const Arguments& args) {
                                 num_m_blocks);
   if (!status.ok()) return status;
   args.phase("attention_backward");
-  status = launch_kernel(attention_backward_kernel<Element, Config>, grid,
-                         dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>),
-                         args.stream, maps.q, maps.dout, maps.k, maps.v, maps.rows, params.dk,
-                         params.dv, accum, params.dq, shape, scheduler, num_m_blocks);
+  status = launch_kernel(attention_backward_kernel<Element, Config>, grid, dim3(Config::kThreads),
+                         sizeof(SharedStorage<Element, Config>), args.stream, maps.q, maps.dout,
+                         maps.k, maps.v, maps.rows, params.dk, params.dv, accum, params.dq, shape,
+                         scheduler, num_m_blocks);
   if (!status.ok() || scheduler.whole_heads) return status;
   args.phase("convert");
   return launch_kernel(convert_kernel<Element, Config>, q_tiles, dim3(Config::kConsumerThreads), 0,

@@ -4,9 +4,10 @@
 // change    At d=64 K and V have two buffers, and dS is handed over by an mbarrier: a warp arrives
 //           when its dS is stored, issues dV, and waits then. At d=128 one buffer and the named
 //           barrier stay. Nothing else changes.
-// why       At d=64 a visit is short, and the load of the next K and V and the other warpgroup's
-//           delay are a large part of it. At d=128 the same two changes cost more than they save.
-// expect    gpu__time_duration.sum falls at d=64, most with a causal mask, where key tiles are short
+// why       At d=64 a query tile takes half as many MMAs per score as at d=128, so waiting for the
+//           next K and V, and for the other warpgroup, is a larger part of its time. At d=128 both
+//           changes were slower in an earlier version.
+// expect    gpu__time_duration.sum falls at d=64, most with a causal mask: key tiles of few visits
 // supports  fp16, bf16; head dims 64, 128; any lengths, masks, GQA
 #include <algorithm>
 
@@ -81,9 +82,9 @@ struct SharedStorage {
 };
 
 // Dynamic persistent: a block starts with unit blockIdx.x, a key tile or a whole KV head. Further
-// units come from a counter, which dot_kernel clears. Sections of KV heads in turn; within a section
-// longest tiles first (the first keys, under a causal mask), across all its heads. Whole heads:
-// sections of one head.
+// units come from a counter, which dot_kernel clears. Sections of KV heads in turn; within a
+// section longest tiles first (the first keys, under a causal mask), across all its heads. With
+// whole heads a section is one head.
 //! [tiles]
 struct KeyTileScheduler {
   unsigned num_n_blocks, num_kv_heads, section;
@@ -180,8 +181,7 @@ __device__ __forceinline__ void probabilities(float (&s)[Config::kBlockM / 8][4]
     const float2 lse_log2 = *reinterpret_cast<const float2*>(sLse + 8 * n);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      s[n][i] =
-          exp2f(fmaf(s[n][i], softmax_scale_log2, i % 2 == 0 ? -lse_log2.x : -lse_log2.y));
+      s[n][i] = exp2f(fmaf(s[n][i], softmax_scale_log2, i % 2 == 0 ? -lse_log2.x : -lse_log2.y));
   }
 }
 // dP^T becomes dS^T = P^T (dP^T - D). `sD`: at this lane's first row.
@@ -207,8 +207,7 @@ __device__ __forceinline__ void store_ds(Element* sdS,
                                          const uint32_t (&ds)[Config::kBlockM / 16][4]) {
   const int lane_id = thread_index() % kWarp, warp_id = thread_index() / kWarp;
   const int row = lane_id / 16 * 8 + lane_id % 8, chunk = warp_id % 4 * 2 + lane_id / 8 % 2;
-  Element* const to =
-      sdS + warp_id / 4 * Config::kBlockM * 64 + row * 64 + (chunk ^ row % 8) * 8;
+  Element* const to = sdS + warp_id / 4 * Config::kBlockM * 64 + row * 64 + (chunk ^ row % 8) * 8;
 #pragma unroll
   for (int i = 0; i < Config::kBlockM / 16; ++i) stmatrix_x4_trans(to + 16 * 64 * i, ds[i]);
 }
@@ -271,18 +270,17 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& sm
 
 // Phases: (1) is dot_kernel, (2) to (7) are here, (8) is convert_kernel, or here.
 template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
-    attention_backward_kernel(
-        const __grid_constant__ TensorMap mapQ,     // [B Hq, d / 64, seqlen_q, 64]
-        const __grid_constant__ TensorMap mapdO,    // as Q
-        const __grid_constant__ TensorMap mapK,     // [B Hkv, d / 64, seqlen_k, 64]
-        const __grid_constant__ TensorMap mapV,     // as K
-        const __grid_constant__ TensorMap mapRows,  // [tiles, 2, kBlockM floats]: lse, D
-        Element* __restrict__ gdK,                  // [B, Hkv, seqlen_k, d]
-        Element* __restrict__ gdV,                  // as dK
-        float4* gAccum,                             // [tiles, kFragments, threads]: dQ
-        Element* __restrict__ gdQ,                  // [B, Hq, seqlen_q, d]
-        Shape shape, KeyTileScheduler scheduler, int num_m_blocks) {
+__global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel(
+    const __grid_constant__ TensorMap mapQ,     // [B Hq, d / 64, seqlen_q, 64]
+    const __grid_constant__ TensorMap mapdO,    // as Q
+    const __grid_constant__ TensorMap mapK,     // [B Hkv, d / 64, seqlen_k, 64]
+    const __grid_constant__ TensorMap mapV,     // as K
+    const __grid_constant__ TensorMap mapRows,  // [tiles, 2, kBlockM floats]: lse, D
+    Element* __restrict__ gdK,                  // [B, Hkv, seqlen_k, d]
+    Element* __restrict__ gdV,                  // as dK
+    float4* gAccum,                             // [tiles, kFragments, threads]: dQ
+    Element* __restrict__ gdQ,                  // [B, Hq, seqlen_q, d]
+    Shape shape, KeyTileScheduler scheduler, int num_m_blocks) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   // Broadcast from lane 0, so that the compiler knows it is warp-uniform. Then tile addresses stay
@@ -385,7 +383,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           process_q_block(head, m_block, std::true_type{});
     consumer_release(&smem.kv_empty[kv.index()]);
 
-    // (7) Store dK_j and dV_j: zeros if no row sees these keys.
+    // (7) Store dK_j and dV_j: zeros if these keys are visible to no row.
     const int key = work.key0 + first_row(), keys = shape.seqlen_k - key;
     const int64_t first = (int64_t{work.kv_head} * shape.seqlen_k + key) * kHeadDim;
     store_gradient(gdK + first, kHeadDim, keys, dk, shape.softmax_scale);
@@ -426,10 +424,10 @@ Status launch(const Arguments& args) {
                                 num_m_blocks);
   if (!status.ok()) return status;
   args.phase("attention_backward");
-  status = launch_kernel(attention_backward_kernel<Element, Config>, grid,
-                         dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>),
-                         args.stream, maps.q, maps.dout, maps.k, maps.v, maps.rows, params.dk,
-                         params.dv, accum, params.dq, shape, scheduler, num_m_blocks);
+  status = launch_kernel(attention_backward_kernel<Element, Config>, grid, dim3(Config::kThreads),
+                         sizeof(SharedStorage<Element, Config>), args.stream, maps.q, maps.dout,
+                         maps.k, maps.v, maps.rows, params.dk, params.dv, accum, params.dq, shape,
+                         scheduler, num_m_blocks);
   if (!status.ok() || scheduler.whole_heads) return status;
   args.phase("convert");
   return launch_kernel(convert_kernel<Element, Config>, q_tiles, dim3(Config::kConsumerThreads), 0,

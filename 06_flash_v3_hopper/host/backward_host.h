@@ -54,8 +54,8 @@ inline Step persistent_step(std::string name, std::string idea, Launch launch) {
   return persistent;
 }
 
-// Blocks that own whole heads, on a GPU of 132 SMs: accumulators are not cleared, dQ is converted by
-// the block, and accumulators stay in L2.
+// Blocks own whole heads if the rule for a GPU of 132 SMs says so: accumulators are not cleared and
+// stay in L2, and the block converts dQ.
 inline Step whole_heads_step(std::string name, std::string idea, Launch launch) {
   Step whole = persistent_step(std::move(name), std::move(idea), launch);
   whole.cost = [general = whole.cost](const Problem& p) {
@@ -82,8 +82,9 @@ inline void add_steps(Chapter& c) {
   c.steps.push_back(whole_heads_step("b5_whole_heads",
                                      "short sequences: a block owns whole heads, and their dQ",
                                      ATTN_LAUNCH(b5_whole_heads)));
-  c.steps.push_back(whole_heads_step(
-      "b6_tuned", "buffers of K and V, and the exchange of dS, per head dim", ATTN_LAUNCH(b6_tuned)));
+  c.steps.push_back(whole_heads_step("b6_tuned",
+                                     "buffers of K and V, and the exchange of dS, per head dim",
+                                     ATTN_LAUNCH(b6_tuned)));
 }
 
 }  // namespace attn::backward_host

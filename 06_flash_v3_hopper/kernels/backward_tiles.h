@@ -155,8 +155,9 @@ __device__ __forceinline__ void store_gradient(Element* g, int64_t row_stride, i
 }
 //! [store]
 
-// (1) Preprocess: lse in log2 units and D = rowsum(dO . O) per row, from O as it was rounded; clears
-// the dQ accumulator and the tile counter. Rows past the end and fully masked rows get lse = +inf: then P = 0.
+// (1) Preprocess: lse in log2 units and D = rowsum(dO . O) per row, from the rounded O; clears the
+// dQ accumulator and the tile counter. Rows past the end and fully masked rows get lse = +inf, so
+// that P = 0.
 //! [dot]
 template <class Element, class Config>
 __global__ void __launch_bounds__(256)

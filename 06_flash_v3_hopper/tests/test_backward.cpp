@@ -102,7 +102,7 @@ TEST_CASE("backward: sliding windows at tile boundaries", "[emulated]") {
   });
 }
 
-TEST_CASE("backward: fully masked rows, and keys that no row sees", "[emulated]") {
+TEST_CASE("backward: fully masked rows, and keys visible to no row", "[emulated]") {
   for (const int64_t d : {64, 128})
     for (const int64_t window_left : {-1, 3})
       for (const int64_t heads : {1, 2}) {
@@ -119,8 +119,8 @@ TEST_CASE("backward: dK and dV sum over the query heads of a KV head", "[emulate
   int n = 0;
   for (const auto& [heads, kv_heads] : {std::pair<int64_t, int64_t>{7, 1}, {8, 4}, {14, 2}, {3, 3}})
     for (const int64_t seqlen_q : {40, 150}) {
-      Problem p = with_heads(problem(seqlen_q, 140, n % 2 == 0 ? 64 : 128, DType::bf16), heads,
-                             kv_heads);
+      Problem p =
+          with_heads(problem(seqlen_q, 140, n % 2 == 0 ? 64 : 128, DType::bf16), heads, kv_heads);
       p.batch = heads == 3 ? 2 : 1, p.causal = n % 3 == 0;
       check_steps("backward", p, Backend::emulated, in_turn, n++);
     }
@@ -201,8 +201,7 @@ TEST_CASE("the cost model of the backward pass matches a hand count", "[emulated
   }
 }
 
-TEST_CASE("dK and dV are bitwise equal under every thread schedule, dQ to rounding",
-          "[emulated]") {
+TEST_CASE("dK and dV are bitwise equal under every thread schedule, dQ to rounding", "[emulated]") {
   Problem p = with_heads(problem(140, 300, 64, DType::bf16, InputKind::needle), 2, 1);
   p.causal = true;
   check_repeats(Backend::emulated, p, 4, false);

@@ -14,8 +14,7 @@ inline namespace ATTN_BACKEND {
 #ifdef ATTN_EMULATED
 // Emulation of both variants: lane 8 m + i holds the address of row i of matrix m.
 template <bool kTranspose>
-void emulate_stmatrix(void* row, const uint32_t (&r)[4], const char* what,
-                      emulator::Place caller) {
+void emulate_stmatrix(void* row, const uint32_t (&r)[4], const char* what, emulator::Place caller) {
   struct Lane {
     void* row;
     uint32_t r[4];
@@ -44,10 +43,10 @@ __device__ __forceinline__ void stmatrix_x4(void* row, const uint32_t (&r)[4] AT
 #ifdef ATTN_EMULATED
   emulate_stmatrix<false>(row, r, "stmatrix_x4", caller);
 #else
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   shared_address(row)),
-               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
 #endif
 }
 
