@@ -8,6 +8,7 @@
 
 #include "check/operation.h"
 #include "attn/tiling.h"
+#include "host/backward_host.h"
 #include "host/fp8.h"
 
 ATTN_DECLARE_STEP(v1_sections);
@@ -129,6 +130,7 @@ Chapter make_chapter() {
       featured_step("v14_tuned", "tile sizes per head dim, from a sweep", ATTN_LAUNCH(v14_tuned)),
   };
   for (Step& step : c.steps | std::views::take(2)) step.needs = kHopperTarget;  // with mma.sync
+  backward_host::add_steps(c);
   std::ranges::move(fp8_steps(), std::back_inserter(c.steps));
   return c;
 }

@@ -272,6 +272,14 @@ problems_of() {
           done
         done
       done
+      for d in 64 128; do
+        for mask in "" causal; do
+          for n in 512 2048 16384; do
+            echo "backward_d$d${mask:+_$mask}_n$n --operation backward --step" \
+              "$(steps_like "$1" '^b') $(tokens $d $n) ${mask:+--$mask}"
+          done
+        done
+      done
       # The alternatives to chapter 08's skipping steps: all blocks, and no lists.
       for d in 64 128 256; do echo "forward_d${d}_n8192 --step v14_tuned $(tokens $d 8192)"; done
       echo "forward_d128_n115200 --step v14_tuned --batch 1 --heads 24 --head-dim 128" \
@@ -395,7 +403,9 @@ peers_of() {
         "--steps v10_vectorised_combine,v13_even_splits,v14_unified_max" \
         "--backends cudnn,flash --repeat 5" ;;
     06_flash_v3_hopper)
-      echo "peers.$1.forward --steps v14_tuned --backends cudnn,flash --repeat 5" ;;
+      echo "peers.$1.forward --steps v14_tuned --backends cudnn,flash --repeat 5"
+      echo "peers.$1.backward --operation backward --steps b6_tuned --backends cudnn,flash" \
+        "--repeat 5" ;;
     07_paged)  # on contiguous K and V, which is as good as pages can be
       echo "peers.$1 --operation decode" \
         "--steps v2_page_table,v5_balanced_plan,v14_cross_work_tile" \
@@ -440,6 +450,14 @@ peer_problems() {  # FILE, as peers_of calls it
       cache 16 8192 32 8
       cache 64 4096 32 8
       cache 16 8192 64 8 ;;
+    peers.06_flash_v3_hopper.backward)
+      for d in 64 128; do
+        for mask in "" --causal; do
+          for n in 512 1024 2048 4096 8192 16384; do
+            echo "$(tokens $d $n) $mask"
+          done
+        done
+      done ;;
     peers.04_flash_v2.*|peers.06_*)
       for d in 64 128 256; do
         for mask in "" --causal; do
@@ -532,6 +550,13 @@ sanitizer_problems() {  # CHAPTER OPERATION
         "--dtype fp16" ;;
     07_paged/page_copy)
       echo "--batch 20 --heads 3 --head-dim 128 --page-size 5" ;;
+    # Partial tiles, masks, groups; on a GPU blocks own whole heads in the last one.
+    06_flash_v3_hopper/backward)
+      echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal" \
+        "--inputs needle"
+      echo "--seqlen 165 --head-dim 64 --dtype fp16 --window 17,3"
+      echo "--seqlen-q 200 --seqlen-k 150 --head-dim 64 --heads 3 --kv-heads 1 --causal"
+      echo "--batch 33 --seqlen-q 70 --seqlen-k 150 --head-dim 64 --heads 4 --kv-heads 4" ;;
     06_flash_v3_hopper/*)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal" \
         "--inputs needle"
@@ -637,6 +662,7 @@ tool_cannot() {  # CHAPTER OPERATION TOOL
     # reads it, synchronises with __syncwarp, and one lane arrives for all. The only finding in f6's
     # kernel, which f7 launches too, is in sanitizer_exceptions.txt.
     06_flash_v3_hopper/forward/racecheck) echo "$(steps_like "$1" "^f[45]_") $kOneLaneArrives" ;;
+    06_flash_v3_hopper/backward/racecheck) echo "$(steps_like "$1" "^b[456]_") $kOneLaneArrives" ;;
     08_quant_sparse/forward/racecheck)
       echo "$(steps_like "$1" '^q[1-8]_|^s[123]_') $kOneLaneArrives" ;;
     # Its two sides reach a common barrier from two instances of a template.

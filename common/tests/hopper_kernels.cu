@@ -6,6 +6,7 @@
 #include "ptx/mma.h"
 #include "ptx/named_barrier.h"
 #include "ptx/setmaxnreg.h"
+#include "ptx/stmatrix.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
 #include "tests/kernels.h"
@@ -157,6 +158,24 @@ Status hopper_product(const KernelArguments& args) {
       default: return Status::unsupported("no such shape");
     }
   });
+}
+
+// Stores registers given by the host, out[version][row of 8 elements]: stmatrix_x4 and its
+// transposing version.
+__global__ void stmatrix_kernel(const uint32_t* in, uint16_t* out) {
+  __shared__ __align__(16) uint16_t tile[2][32 * 8];
+  uint32_t r[4];
+  for (int m = 0; m < 4; ++m) r[m] = in[4 * threadIdx.x + m];
+  stmatrix_x4(tile[0] + 8 * threadIdx.x, r);
+  stmatrix_x4_trans(tile[1] + 8 * threadIdx.x, r);
+  __syncwarp();
+  for (int version = 0; version < 2; ++version)
+    for (int i = 0; i < 8; ++i)
+      out[(version * 32 + threadIdx.x) * 8 + i] = tile[version][8 * threadIdx.x + i];
+}
+Status stmatrix_dump(const KernelArguments& args) {
+  return launch_kernel(stmatrix_kernel, dim3(1), dim3(32), 0, nullptr,
+                       static_cast<const uint32_t*>(args.a), static_cast<uint16_t*>(args.out));
 }
 
 }  // namespace ATTN_BACKEND::tests

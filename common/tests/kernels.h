@@ -115,6 +115,7 @@ ATTN_DECLARE_TEST_KERNEL(bulk_sum);          // cluster_kernels.cu
 ATTN_DECLARE_TEST_KERNEL(cluster_ring);
 ATTN_DECLARE_TEST_KERNEL(multicast);
 ATTN_DECLARE_TEST_KERNEL(two_launches);
+ATTN_DECLARE_TEST_KERNEL(stmatrix_dump);
 ATTN_DECLARE_TEST_KERNEL(shuffles);          // simt_kernels.cu
 ATTN_DECLARE_TEST_KERNEL(votes);
 ATTN_DECLARE_TEST_KERNEL(count_threads);

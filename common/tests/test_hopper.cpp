@@ -208,6 +208,52 @@ TEST_CASE("a block whose warpgroups take more registers than it has is missed", 
   CHECK(said(384, 24, 160).find("for 160 registers, and has 168") != std::string::npos);
 }
 
+// Register m of lane 4g + t holds elements 2t and 2t + 1 of row g of matrix m; the stored row n of
+// 8 elements is row n % 8 of matrix n / 8, or column n % 8 if transposed.
+void stmatrix_places(Backend backend) {
+  const auto element = [](int m, int i, int j) {
+    return static_cast<uint16_t>(100 * m + 10 * i + j);
+  };
+  std::vector<uint32_t> registers(4 * 32);
+  for (int n = 0; n < 4 * 32; ++n) {
+    const int m = n % 4, g = n / 4 / 4, t = n / 4 % 4;
+    registers[static_cast<std::size_t>(n)] =
+        element(m, g, 2 * t) | uint32_t{element(m, g, 2 * t + 1)} << 16;
+  }
+  DeviceBuffer in(backend, "input", static_cast<int64_t>(4 * registers.size()));
+  in.upload(registers.data());
+  std::vector<uint16_t> got(2 * 32 * 8, 0xFFFF);
+  DeviceBuffer out(backend, "output", static_cast<int64_t>(2 * got.size()));
+  out.upload(got.data());
+  KernelArguments args;
+  args.a = in.data(), args.out = out.data();
+#if ATTN_HAVE_CUDA
+  const Status status = backend == Backend::gpu ? gpu::tests::stmatrix_dump(args)
+                                                : emulated::tests::stmatrix_dump(args);
+#else
+  const Status status = emulated::tests::stmatrix_dump(args);
+#endif
+  REQUIRE(status.message == "");
+  synchronize(backend);
+  CHECK(out.broken_guard().value_or("") == "");
+  out.download(got.data());
+  for (int n = 0; n < 2 * 32 * 8; ++n) {
+    const int m = n / 64 % 4, i = n / 8 % 8, j = n % 8;
+    INFO("version " << n / 256 << ", matrix " << m << ", row " << i << ", column " << j);
+    REQUIRE(got[static_cast<std::size_t>(n)] == (n < 256 ? element(m, i, j) : element(m, j, i)));
+  }
+}
+TEST_CASE("stmatrix puts every element where the PTX ISA says (emulated)", "[hopper]") {
+  stmatrix_places(Backend::emulated);
+}
+TEST_CASE("stmatrix puts every element where the PTX ISA says (GPU)", "[hopper][gpu]") {
+  if (!gpu_info().available || gpu_info().cc_major != 9) {
+    skipped("no GPU of compute capability 9.0: " + gpu_info().error);
+    return;
+  }
+  stmatrix_places(Backend::gpu);
+}
+
 TEST_CASE("wgmma in every shape (GPU)", "[hopper][gpu]") {
   if (!gpu_info().available || gpu_info().cc_major != 9) {
     skipped("no GPU of compute capability 9.0: " + gpu_info().error);

@@ -1,0 +1,90 @@
+// The backward steps of chapter 06: cost models and limits. For chapter.cpp only.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "attn/backward_cost.h"
+#include "check/operation.h"
+#include "kernels/whole_heads.h"
+
+ATTN_DECLARE_STEP(v8_persistent);
+ATTN_DECLARE_STEP(b1_wgmma);
+ATTN_DECLARE_STEP(b2_warp_specialised);
+ATTN_DECLARE_STEP(b3_overlap);
+ATTN_DECLARE_STEP(b4_persistent);
+ATTN_DECLARE_STEP(b5_whole_heads);
+ATTN_DECLARE_STEP(b6_tuned);
+
+namespace attn::backward_host {
+
+// Tiles as in the steps' Config.
+inline BackwardTiles tiles_of(const Problem& p) { return {p.head_dim == 128 ? 64 : 128, 128}; }
+
+inline Step step(std::string name, std::string idea, Launch launch) {
+  return {
+      .name = std::move(name),
+      .operation = &backward(),
+      .idea = std::move(idea),
+      .support = "any lengths, masks, GQA",
+      .limits = {.dtypes = k16Bits, .head_dims = {64, 128}, .least_scale = kLeastScale},
+      .refuses = [](const Problem& p) { return refuse_grid(p, tiles_of(p)); },
+      .workspaces = [](const Problem& p) { return gradient_workspaces(p, tiles_of(p)); },
+      .cost =
+          [](const Problem& p) {
+            return Cost{dot_phase(p), gradient_phase(p, tiles_of(p)), convert_phase(p)};
+          },
+      .launch = launch,
+      .prepare = ATTN_LAUNCH(v8_persistent),
+      .deterministic = false,
+      .needs = kHopper,
+  };
+}
+
+// With a tile counter, which the preprocess kernel clears.
+inline Step persistent_step(std::string name, std::string idea, Launch launch) {
+  Step persistent = step(std::move(name), std::move(idea), launch);
+  persistent.workspaces = [](const Problem& p) {
+    std::vector<Workspace> all = gradient_workspaces(p, tiles_of(p));
+    all.push_back({"tile_counter", 4});
+    return all;
+  };
+  return persistent;
+}
+
+// Blocks own whole heads if the rule for a GPU of 132 SMs says so: accumulators are not cleared and
+// stay in L2, and the block converts dQ.
+inline Step whole_heads_step(std::string name, std::string idea, Launch launch) {
+  Step whole = persistent_step(std::move(name), std::move(idea), launch);
+  whole.cost = [general = whole.cost](const Problem& p) {
+    if (!owns_whole_heads(p, Machine{}.num_sms)) return general(p);
+    Cost cost{dot_phase(p, 0), gradient_phase(p, tiles_of(p))};
+    const Phase convert = convert_phase(p);
+    cost[1].hbm_write += convert.hbm_write - convert.hbm_read;
+    cost[1].l2_bytes += convert.hbm_write + convert.hbm_read;
+    return cost;
+  };
+  return whole;
+}
+
+inline void add_steps(Chapter& c) {
+  c.steps.push_back(
+      step("b1_wgmma", "five products by wgmma; P and dS from registers", ATTN_LAUNCH(b1_wgmma)));
+  c.steps.push_back(step("b2_warp_specialised", "a producer warp loads Q and dO two stages ahead",
+                         ATTN_LAUNCH(b2_warp_specialised)));
+  c.steps.push_back(step("b3_overlap", "dP under exp, dV under the exchange of dS, dK under dQ",
+                         ATTN_LAUNCH(b3_overlap)));
+  c.steps.push_back(persistent_step("b4_persistent",
+                                    "dynamic scheduler, longest key tiles first, heads in L2",
+                                    ATTN_LAUNCH(b4_persistent)));
+  c.steps.push_back(whole_heads_step("b5_whole_heads",
+                                     "short sequences: a block owns whole heads, and their dQ",
+                                     ATTN_LAUNCH(b5_whole_heads)));
+  c.steps.push_back(whole_heads_step("b6_tuned",
+                                     "buffers of K and V, and the exchange of dS, per head dim",
+                                     ATTN_LAUNCH(b6_tuned)));
+}
+
+}  // namespace attn::backward_host

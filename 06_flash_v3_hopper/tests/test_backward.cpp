@@ -1,0 +1,247 @@
+// Tests of chapter 06, backward.
+#include "tests/step_cases.h"
+
+using namespace attn;
+using namespace attn::tests;
+
+namespace {
+
+const std::vector<int64_t> kShort{1, 17, 64, 65, 113, 127, 129, 203};
+const std::vector<int64_t> kHeadDims{64, 128, 64};
+const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
+
+Problem with_heads(Problem p, int64_t heads, int64_t kv_heads) {
+  p.heads = heads, p.kv_heads = kv_heads;
+  return p;
+}
+
+// Window widths at tile boundaries, to each side and to both; an odd number of heads, so that a
+// persistent step takes key tiles, and an even one, so that its blocks own whole heads.
+template <class Body>
+void window_problems(std::initializer_list<int64_t> widths, Body body) {
+  int n = 0;
+  for (const int64_t width : widths)
+    for (int side = 0; side < 3; ++side, ++n) {
+      Problem p = problem(side == 2 ? 330 : 270, side == 1 ? 330 : 270, n % 2 == 0 ? 64 : 128,
+                          n % 3 == 0 ? DType::fp16 : DType::bf16, InputKind::needle);
+      p.heads = p.kv_heads = 1 + n / 2 % 2;
+      if (side != 0) p.window_left = width;
+      if (side != 1) p.window_right = width;
+      p.seed = static_cast<uint64_t>(n) + 1;
+      body(p, n);
+    }
+}
+
+// The largest difference of two tensors, relative to the largest element.
+double distance(const HostTensor& a, const HostTensor& b) {
+  double most = 0, size = 0;
+  for (std::size_t i = 0; i < a.data.size(); ++i) {
+    most = std::max(most, std::abs(double{a.data[i]} - double{b.data[i]}));
+    size = std::max(size, std::abs(double{b.data[i]}));
+  }
+  return most / size;
+}
+
+std::vector<const Step*> backward_steps() {
+  std::vector<const Step*> steps;
+  for (const Step& step : chapter().steps)
+    if (step.operation == &backward()) steps.push_back(&step);
+  return steps;
+}
+
+// dK and dV have the same bits in every run: their sums stay in one thread. dQ is summed in the
+// order in which blocks arrive, unless `whole_heads`: there the steps from b5 on give each head to
+// one block.
+void check_repeats(Backend backend, Problem p, int repeats, bool whole_heads) {
+  p.finish();
+  const Operation& op = backward();
+  for (const Step* step : backward_steps()) {
+    HostTensors first;
+    Session session(p, op, backend, draw_inputs(p, op.inputs(p)));
+    REQUIRE(session.prepare(*step).ok());
+    for (int n = 0; n < repeats; ++n) {
+      emulator::schedule_seed = 100 + static_cast<uint64_t>(n);
+      REQUIRE(session.launch().ok());
+      const HostTensors now = session.outputs();
+      if (n == 0) first = now;
+      INFO(step->name << ", run " << n << ", " << p.text());
+      REQUIRE(same(now.at("dk"), first.at("dk")));
+      REQUIRE(same(now.at("dv"), first.at("dv")));
+      if (whole_heads && step->name >= "b5")
+        REQUIRE(same(now.at("dq"), first.at("dq")));
+      else
+        REQUIRE(distance(now.at("dq"), first.at("dq")) < 0x1p-7);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("backward steps match the reference on short problems", "[emulated]") {
+  Counts ran;
+  int n = 0;
+  covering_problems(kShort, kHeadDims, kDTypes, [&](const Problem& p) {
+    ran += check_steps("backward", p, Backend::emulated, in_turn, turn(n));
+    ++n;
+  });
+  CHECK(ran.least('b') >= 12);
+}
+
+TEST_CASE("backward: several query tiles and key tiles", "[emulated]") {
+  Problem p = with_heads(problem(150, 395, 64, DType::bf16, InputKind::needle), 2, 1);
+  p.causal = true;
+  check_steps("backward", p, Backend::emulated);
+  p = with_heads(problem(300, 290, 128, DType::fp16, InputKind::peaked), 2, 2);
+  p.window_left = 130, p.window_right = 40;
+  check_steps("backward", p, Backend::emulated);
+}
+
+TEST_CASE("backward: sliding windows at tile boundaries", "[emulated]") {
+  window_problems({0, 63, 64, 127, 128}, [](const Problem& p, int n) {
+    check_steps("backward", p, Backend::emulated, in_turn, n);
+  });
+}
+
+TEST_CASE("backward: fully masked rows, and keys visible to no row", "[emulated]") {
+  for (const int64_t d : {64, 128})
+    for (const int64_t window_left : {-1, 3})
+      for (const int64_t heads : {1, 2}) {
+        Problem rows = with_heads(problem(300, 20, d, DType::fp16), heads, heads);
+        Problem keys = with_heads(problem(20, 300, d, DType::fp16), heads, heads);
+        rows.causal = true, rows.window_left = window_left;
+        keys.window_left = std::max<int64_t>(window_left, 0), keys.window_right = 0;
+        check_steps("backward", rows, Backend::emulated, in_turn, static_cast<int>(heads));
+        check_steps("backward", keys, Backend::emulated, in_turn, static_cast<int>(heads));
+      }
+}
+
+TEST_CASE("backward: dK and dV sum over the query heads of a KV head", "[emulated]") {
+  int n = 0;
+  for (const auto& [heads, kv_heads] : {std::pair<int64_t, int64_t>{7, 1}, {8, 4}, {3, 3}})
+    for (const int64_t seqlen_q : {40, 150}) {
+      Problem p =
+          with_heads(problem(seqlen_q, 140, n % 2 == 0 ? 64 : 128, DType::bf16), heads, kv_heads);
+      p.batch = heads == 3 ? 2 : 1, p.causal = n % 3 == 0;
+      check_steps("backward", p, Backend::emulated, in_turn, n++);
+    }
+}
+
+TEST_CASE("backward: keys past the end have no weight when all scores are near -500",
+          "[emulated]") {
+  // Keys past the end are rows of zeros: unmasked, their scores of 0 would give e^500 in P, and NaN
+  // in dQ. The same for rows past the end if their lse were finite.
+  for (const int64_t d : {64, 128})
+    for (const int64_t heads : {1, 2}) {
+      Problem p = with_heads(problem(70, 140, d, DType::bf16), heads, heads);
+      p.softmax_scale = 1;
+      p.finish();
+      const Operation& op = backward();
+      HostTensors in = draw_inputs(p, op.inputs(p));
+      const float size = std::sqrt(500.0f / static_cast<float>(d));
+      for (float& x : in.at("q").data) x = round_to(p.dtype, size + 0.01f * x);
+      for (float& x : in.at("k").data) x = round_to(p.dtype, -size + 0.01f * x);
+      for (const Step* step : steps_for("backward", p)) {
+        INFO(step->name << " " << p.text());
+        Session session(p, op, Backend::emulated, in);
+        REQUIRE(session.prepare(*step).ok());
+        REQUIRE(session.launch().ok());
+        const HostTensors out = session.outputs();
+        for (const Expected& e : op.reference(p, in, {}))
+          CHECK(check(out.at(e.spec.name), e).failure == "");
+      }
+    }
+}
+
+TEST_CASE("backward: softmax scales", "[emulated]") {
+  int n = 0;
+  for (const double scale : {1e-37, 1e-3, 3.0}) {
+    Problem p = with_heads(problem(70, 130, 64, DType::bf16), 2, 2);
+    p.causal = true, p.softmax_scale = scale;
+    check_steps("backward", p, Backend::emulated, in_turn, n++);
+  }
+}
+
+TEST_CASE("backward steps refuse unsupported problems with the reason", "[emulated]") {
+  const auto reasons = [](Problem p, const char* part) {
+    p.finish();
+    for (const Step* step : backward_steps()) {
+      INFO(step->name << ": " << refusal(*step, p).value_or("not refused"));
+      CHECK(refusal(*step, p).value_or("").find(part) != std::string::npos);
+    }
+  };
+  const Problem p = problem(8, 8, 64, DType::bf16);
+  for (const int64_t d : {32, 96, 192, 256}) reasons(problem(8, 8, d, p.dtype), "takes 64 and 128");
+  reasons(problem(8, 8, 64, DType::fp32), "fp16 and bf16");
+  Problem other = p;
+  other.softcap = 15;
+  reasons(other, "this step has no softcap");
+  other = p, other.varlen_q = {8};
+  reasons(other, "--varlen");
+  other = p, other.dropout = 0.25;
+  reasons(other, "this step has no dropout");
+  other = p, other.softmax_scale = -1;
+  reasons(other, "--scale -1: this step takes 1e-37 and more");
+  other = with_heads(problem(8, int64_t{1} << 29, 64, DType::bf16), 1024, 1024);
+  reasons(other, "2^31 - 1 blocks");
+}
+
+TEST_CASE("the cost model of the backward pass matches a hand count", "[emulated]") {
+  Problem p = problem(1024, 1024, 128, DType::bf16);
+  p.finish();
+  for (const Step* step : backward_steps()) {
+    INFO(step->name);
+    const Cost cost = step->cost(p);
+    const auto phase = std::ranges::find(cost, "attention_backward", &Phase::name);
+    REQUIRE(phase != cost.end());
+    CHECK(phase->exp == 2.0 * 1024 * 1024);
+    CHECK(phase->tensor_flop == 10.0 * 128 * phase->exp);
+    // 8 key tiles: each loads all of Q, dO, lse and D, and adds to all of dQ; K, V, dK and dV move
+    // once.
+    CHECK(phase->l2_bytes >= 2 * (8 * 1024 * (2 * 128 * 2 + 8 + 128 * 4) + 4 * 1024 * 128 * 2));
+  }
+}
+
+TEST_CASE("dK and dV are bitwise equal under every thread schedule, dQ to rounding", "[emulated]") {
+  Problem p = with_heads(problem(140, 300, 64, DType::bf16, InputKind::needle), 2, 1);
+  p.causal = true;
+  check_repeats(Backend::emulated, p, 4, false);
+  check_repeats(Backend::emulated, with_heads(p, 2, 2), 4, true);
+}
+
+TEST_CASE("1000 GPU runs give bitwise equal dK and dV, and dQ to rounding", "[gpu]") {
+  for (const int64_t d : {64, 128}) {
+    Problem p = with_heads(problem(603, 803, d, DType::bf16), 4, 2);
+    p.causal = d == 64;
+    check_repeats(Backend::gpu, p, 1000, false);
+  }
+}
+
+TEST_CASE("all backward steps match the reference on the GPU", "[gpu]") {
+  Counts ran;
+  covering_problems(kLengths, kHeadDims, kDTypes,
+                    [&](const Problem& p) { ran += check_steps("backward", p, Backend::gpu); });
+  CHECK(ran.least('b') >= 110);
+  window_problems({0, 1, 16, 63, 64, 65, 127, 128, 129, 500},
+                  [](const Problem& p, int) { check_steps("backward", p, Backend::gpu); });
+  for (const int64_t d : {64, 128})
+    for (const auto& [q, k] : {std::pair<int64_t, int64_t>{2100, 4000}, {4224, 4224}, {3000, 2500}})
+      for (const bool causal : {false, true}) {
+        Problem p = problem(q, k, d, DType::bf16, InputKind::needle);
+        p.causal = causal;
+        check_steps("backward", p, Backend::gpu);
+      }
+  // more heads than SMs, short: blocks own whole heads
+  for (const int64_t d : {64, 128}) {
+    Problem p = with_heads(problem(300, 300, d, DType::bf16), 32, 16);
+    p.batch = 33, p.causal = true;
+    check_steps("backward", p, Backend::gpu);
+  }
+}
+
+TEST_CASE("the test of large gradients works on small ones", "[emulated]") {
+  check_large_steps("backward", small_repeated_problem(), Backend::emulated, kThreeRepeated);
+}
+
+TEST_CASE("gradients of tensors of more than 2^31 elements", "[gpu][large]") {
+  for (const Problem& p : large_problems()) check_large_steps("backward", p, Backend::gpu);
+}
