@@ -264,12 +264,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     store_ds<Config>(sdS, ds);
 
     issue_gradient<Config>(dv, p, smem.sdO[stage]);
+    fence_proxy_async();  // dS before wgmma reads it; lse and D before TMA overwrites them
     wgmma_wait<0>(dv);
     consumer_release(&smem.do_empty[stage]);
     issue_gradient<Config>(dk, ds, smem.sQ[stage]);
     wgmma_wait<0>(dk);
     consumer_release(&smem.q_empty[stage]);
-    fence_proxy_async();
     // dS of both warpgroups is visible to wgmma, and the other buffer is no longer read
     named_barrier_sync(kScores, Config::kConsumerThreads);
     issue_dq<Config>(dq, sdS, sK, warpgroup);

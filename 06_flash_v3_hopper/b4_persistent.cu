@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     store_ds<Config>(sdS, ds);
 
     issue_gradient<Config>(dv, p, smem.sdO[stage]);
-    fence_proxy_async();
+    fence_proxy_async();  // dS before wgmma reads it; lse and D before TMA overwrites them
     // dS of both warpgroups is visible to wgmma, and the other buffer is no longer read
     named_barrier_sync(kScores, Config::kConsumerThreads);
     issue_dq<Config>(dq, sdS, sK, warpgroup);

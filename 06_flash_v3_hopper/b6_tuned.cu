@@ -334,6 +334,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     store_ds<Config>(sdS, ds);
 
     // When all warps have arrived, dS is visible to wgmma and the other buffer is no longer read.
+    // The fence: dS before wgmma reads it; lse and D before TMA overwrites them.
     if constexpr (Config::kEarlyArrival) {
       fence_proxy_async();
       consumer_release(&smem.ds_full[exchange.index()]);

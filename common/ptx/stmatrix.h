@@ -20,6 +20,7 @@ void emulate_stmatrix(void* row, const uint32_t (&r)[4], const char* what, emula
     uint32_t r[4];
   } mine{row, {r[0], r[1], r[2], r[3]}};
   emulator::Block::current().require_aligned(what, caller, "a row", row, 16);
+  emulator::Block::current().require_shared(what, caller, "a row", row, 16);
   emulator::Block::current().access(emulator::Kind::write, what, caller, row, 16);
   emulator::Block::current().wait_warp(what, caller, ~0u, mine, [](auto& lanes) {
     for (int m = 0; m < 4; ++m) {
