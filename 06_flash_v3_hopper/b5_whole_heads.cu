@@ -1,14 +1,14 @@
 // b5_whole_heads: short sequences: a block owns all key tiles of a head, and with them its dQ.
 //
 // parent    b4_persistent
-// change    If Q, dO and the dQ accumulators of the heads at work fit in L2, a block takes a whole
+// change    If Q, dO and the dQ accumulators of the concurrent heads fit in L2, a block takes a whole
 //           KV head: its key tiles one after another. The first visit of a query tile stores to the
 //           dQ accumulator, later visits add to it, and the block converts dQ at the end of the
 //           head. A thread reads only what it wrote itself, so no barrier is needed. Longer
 //           sequences are processed as in b4.
 // why       Clearing the accumulators and reading them in a kernel of its own moves 8 bytes per
 //           element of dQ, as much as Q, O, dO and dQ together, and costs a launch.
-// expect    at N = 512: launches 3 -> 2, dram__bytes_write.sum falls, and so does
+// expect    at N = 512 and d = 64: launches 3 -> 2, dram__bytes_write.sum falls, and so does
 //           gpu__time_duration.sum. dQ is then bitwise equal from run to run
 // supports  fp16, bf16; head dims 64, 128; any lengths, masks, GQA
 #include <algorithm>

@@ -4,9 +4,9 @@
 // change    At d=64 K and V have two buffers, and dS is handed over by an mbarrier: a warp arrives
 //           when its dS is stored, issues dV, and waits then. At d=128 one buffer and the named
 //           barrier stay. Nothing else changes.
-// why       At d=64 a query tile takes half as many MMAs per score as at d=128, so waiting for the
-//           next K and V, and for the other warpgroup, is a larger part of its time. At d=128 both
-//           changes were slower in an earlier version.
+// why       At d=64 there are twice as many exponentials per MMA as at d=128, so a warpgroup waits
+//           longer for dS of the other one; and a key tile has half as many bytes, so that shared
+//           memory has room for the next one. At d=128 both changes were slower before.
 // expect    gpu__time_duration.sum falls at d=64, most with a causal mask: key tiles of few visits
 // supports  fp16, bf16; head dims 64, 128; any lengths, masks, GQA
 #include <algorithm>

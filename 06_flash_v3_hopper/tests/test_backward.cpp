@@ -182,7 +182,7 @@ TEST_CASE("backward steps refuse unsupported problems with the reason", "[emulat
   other = p, other.dropout = 0.25;
   reasons(other, "this step has no dropout");
   other = p, other.softmax_scale = -1;
-  reasons(other, "--scale -1: this step takes 1e-37 and more");
+  reasons(other, "--scale -1: this step takes at least 1e-37");
   other = with_heads(problem(8, int64_t{1} << 29, 64, DType::bf16), 1024, 1024);
   reasons(other, "2^31 - 1 blocks");
 }

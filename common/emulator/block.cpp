@@ -1,5 +1,6 @@
 // A block's threads, its schedule and its barriers.
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 
@@ -8,9 +9,26 @@
 namespace attn::emulator {
 namespace {
 
-// Turns of threads in a row that end before an atomic: after many, more blocks start; more than
-// kMaxSpins are a deadlock. A time slice that is used up counts for as many as take as long.
-constexpr std::size_t kMaxSpins = 1'000'000, kManySpins = 20'000, kSpinsOfSlice = 16'384;
+// Turns that end before an atomic, or with a time slice used up, since something has changed by which
+// a loop could end: a thread has ended, a phase of a barrier, a word has another value. After many,
+// more blocks start; more than kMaxSpins, or so many slices a thread, are a deadlock.
+constexpr std::size_t kMaxSpins = 30'000, kManySpins = 2'000, kManySlices = 8, kMaxSlices = 8;
+// The late warp runs after so many turns of others at the latest; one before an atomic counts more.
+constexpr unsigned kTurnsUntilLate = 8192, kTurnsOfYield = 32;
+
+// What the last atomic was to, and what was there before it: whether it has changed it.
+struct Word {
+  const void* at = nullptr;
+  std::size_t bytes = 0;
+  std::array<std::byte, 8> value{};
+};
+thread_local constinit Word last_word;
+
+void note_progress(Grid& grid) {
+  const Word& w = last_word;
+  if (w.at && std::memcmp(w.at, w.value.data(), std::min(w.bytes, w.value.size())) != 0)
+    grid.spins = grid.slices = 0;
+}
 // Where warps are late in turn: about so many turns of threads each.
 constexpr std::size_t kTurnsOfLateWarp = 256;
 
@@ -85,6 +103,10 @@ Block::~Block() {
 // runs.
 void Block::bring_variables() {
   if (grid_.inside == this) return;
+  // Before they go: the same value of several lanes?
+  if (grid_.inside && grid_.inside->races_)
+    if (const std::string* race = grid_.inside->races_->different_values())
+      grid_.inside->fail_later(*race);
   std::size_t at = 0;
   for (const StaticShared& v : grid_.variables) {
     if (grid_.inside) std::memcpy(grid_.inside->variables_.data() + at, v.data, v.bytes);
@@ -108,7 +130,7 @@ bool Block::choose() {
   if (turns_ == 0 || over()) return false;
   if (late_warps == LateWarps::in_turn && random_.below(kTurnsOfLateWarp) == 0) change_late_warp();
   // Whoever spins on an atomic may spin for the late warp.
-  const bool late = !late_.empty() && (ready_.empty() || atomic_yields_ >= kMaxAtomicYields);
+  const bool late = !late_.empty() && (ready_.empty() || ++atomic_yields_ >= kTurnsUntilLate);
   if (late) atomic_yields_ = 0;
   std::vector<std::size_t>& ready = late ? late_ : ready_;
   if (ready.empty()) {
@@ -147,10 +169,12 @@ void Block::begin_turn() {
 // The thread that runs stops, or has ended: who goes on. The host does after the last turn.
 Fiber& Block::end_turn() {
   --turns_;
-  grid_.spins = spins_ ? grid_.spins + 1 : slice_ ? grid_.spins : 0;
-  grid_.slices = slice_ ? grid_.slices + 1 : spins_ ? grid_.slices : 0;
-  grid_.wants_more = grid_.spins + kSpinsOfSlice * grid_.slices > kManySpins && grid_.waiting > 0;
-  if (grid_.spins + kSpinsOfSlice * grid_.slices > kMaxSpins) fail_later(spin_text(running_));
+  grid_.spins += spins_;
+  grid_.slices += slice_;
+  grid_.wants_more =
+      grid_.waiting > 0 && (grid_.spins > kManySpins || grid_.slices > kManySlices);
+  if (grid_.spins > kMaxSpins || grid_.slices > kMaxSlices * (threads_.size() + 1))
+    fail_later(spin_text(running_));
   if (grid_.wants_more) return host_;
   if (std::exchange(paused_, false) && random_.below(2) == 0) return host_;  // other blocks first
   if (!choose()) return host_;
@@ -165,6 +189,7 @@ void Block::finish() {
     std::rethrow_exception(failure);
   }
   ended_ = true;
+  last_word = {};  // perhaps in this block's shared memory
   check_shared_guard();
   check_whole_warpgroups();
   check_barriers();
@@ -205,6 +230,7 @@ void Block::thread_main(Thread& self) {
   }
   self.state = State::kExited;
   ++exited_;
+  grid_.spins = grid_.slices = 0;
   leave_cluster();
   // From sm_70 on threads that have left do not count at a barrier of the block.
   if (!failure_ && !barrier_.empty() && barrier_.size() + exited_ == threads_.size())
@@ -270,7 +296,7 @@ void Block::end_slice(const void* caller, bool waits) noexcept {
   if (!failure_) {
     self.what = "ordinary reads", self.place = {}, self.slice = Where(caller);
     slice_ = waits;
-    if (waits) atomic_yields_ = kMaxAtomicYields;  // perhaps for the late warp
+    if (waits) atomic_yields_ = kTurnsUntilLate;  // perhaps for the late warp
     pause();
   }
   if (failure_ && waits) lose("");
@@ -336,7 +362,8 @@ std::shared_ptr<const Epochs> Block::open_block_barrier() {
     make_ready(t);
   }
   // Those who have left know of nothing more, and do nothing.
-  if (races_ && exited_ == 0) races_->all_met(shadow_);
+  // Nor do those of one block know of others in the cluster, who use its shared memory as well.
+  if (races_ && exited_ == 0 && cluster_->blocks.size() == 1) races_->all_met(shadow_);
   barrier_.clear();
   return known;
 }
@@ -397,6 +424,25 @@ void Block::mbarrier_init(const char* what, Place place, const void* at, std::si
          "for " + std::to_string(count) + " threads: at least one, at a multiple of 8 bytes");
   access(Kind::write, what, place, at, sizeof(std::uint64_t));
   mbarriers_.insert_or_assign(at, MBarrier(count, running_));
+}
+
+void Block::atomic(const char* what, Place place, const void* at, std::size_t bytes, bool releases,
+                   bool acquires) {
+  note_progress(grid_);
+  last_word = {at, bytes, {}};
+  std::memcpy(last_word.value.data(), at, std::min(bytes, last_word.value.size()));
+  if (random_.below(4) == 0) {
+    atomic_yields_ += kTurnsOfYield;
+    spins_ = true;
+    let_others_run(what, place);
+    spins_ = false;
+  }
+  const bool loads = acquires && !releases;
+  access(loads ? Kind::atomic_read : Kind::atomic, what, place, at, bytes);
+  if (races_ && shared_byte(at))
+    races_->atomic(number(running_), shared_words_[at], Races::Scope::block, releases, acquires);
+  else if (grid_.races)
+    races_->atomic(number(running_), races_->place(at), Races::Scope::gpu, releases, acquires);
 }
 
 void Block::mbarrier_init_fence() {
@@ -493,6 +539,7 @@ void Block::end_phase(Block& owner, MBarrier& barrier) {
     barrier.ended = std::make_shared<const Epochs>(barrier.meeting.known);
     barrier.meeting.last = nullptr;
   }
+  grid_.spins = grid_.slices = 0;
   for (std::size_t t : barrier.take_waiting()) owner.make_ready(t);
 }
 
@@ -665,8 +712,9 @@ void Block::cluster_wait(const char* what, Place place) {
 // Threads that have left do not count, as at the barrier of a block.
 void Block::leave_cluster() {
   ++cluster_->left;
+  if (threads_[running_].cluster_phase > cluster_->phase) --cluster_->arrived;  // counts once
   const std::size_t all = cluster_->blocks.size() * threads_.size();
-  if (!failure_ && cluster_->arrived > 0 && cluster_->arrived + cluster_->left == all)
+  if (!failure_ && cluster_->left < all && cluster_->arrived + cluster_->left == all)
     end_cluster_phase();
 }
 
@@ -713,7 +761,7 @@ void Block::check_barriers() const {
           where + "before anybody has waited for copies to shared memory: " + barrier_text(at));
     if (barrier.arrived() != 0 && !barrier.all_arrived())
       throw KernelError(where + "in the middle of a phase: " + barrier_text(at) +
-                        ", so there was an arrival too many or too few");
+                        ": probably an arrival too many or too few");
   }
 }
 

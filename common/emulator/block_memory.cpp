@@ -46,6 +46,7 @@ std::string Block::shared_name(std::size_t byte) const {
 
 void Block::access_shared(Kind kind, const char* what, const Where& where, const void* at,
                           std::size_t byte, std::size_t bytes) noexcept {
+  if (kind == Kind::write && !what) fences_ |= 1;  // ordinary code's
   if (!races_ || internal_ || failure_) return;
   try {
     if (kind == Kind::read && races_->read_before(number(running_), where, shadow_, byte, bytes))
@@ -79,6 +80,13 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
         return fail_later(running_name() + " writes to " + variable + " at " + where.text() +
                           ", a __shared__ variable of a function that the kernel calls: it has to "
                           "be one of the kernel");
+    const auto past = static_cast<std::size_t>(static_cast<const std::byte*>(at) - shared_.get()) -
+                      shared_bytes_;
+    if (past < kGuardBytes)
+      return fail_later(running_name() + (kind == Kind::read ? " reads " : " writes ") +
+                        std::to_string(past) + " bytes past the end of its " +
+                        std::to_string(shared_bytes_) + " bytes of dynamic shared memory, at " +
+                        where.text());
     if (kind != Kind::write && !grid_.races) return;
     GlobalBuffer* const buffer = GlobalBuffer::find(at);
     if (!buffer) {
@@ -173,22 +181,6 @@ void Block::require_shared(const char* what, Place place, const char* which, con
 
 bool Block::is_kernels(const void* at) const { return shared_byte(at) || GlobalBuffer::find(at); }
 
-void Block::atomic(const char* what, Place place, const void* at, std::size_t bytes, bool releases,
-                   bool acquires) {
-  if (random_.below(4) == 0) {
-    ++atomic_yields_;
-    spins_ = true;
-    let_others_run(what, place);
-    spins_ = false;
-  }
-  const bool loads = acquires && !releases;
-  access(loads ? Kind::atomic_read : Kind::atomic, what, place, at, bytes);
-  if (races_ && shared_byte(at))
-    races_->atomic(number(running_), shared_words_[at], Races::Scope::block, releases, acquires);
-  else if (grid_.races)
-    races_->atomic(number(running_), races_->place(at), Races::Scope::gpu, releases, acquires);
-}
-
 void Block::fence(Races::Scope scope) {
   if (races_) races_->fence(number(running_), scope);
 }
@@ -228,9 +220,9 @@ void Block::copy_wait(std::size_t pending) {
 void Block::store_async(const char* what, Place place, std::function<Write()> read,
                         Kind results_kind, const BlockList& operands, const BlockList& results) {
   AsyncWork& mine = threads_[running_].work;
-  // Who wrote has to fence, then a barrier, then this thread may store: races_ knows. Else, at
-  // least somebody has to.
-  if (!races_ && mine.fences == fences_)
+  // Between ordinary stores and this one there is a fence: races_ knows of which. Else, where ordinary
+  // code has stored since the last fence, there is at least one since this thread's last group.
+  if (!races_ && fences_ % 2 != 0 && mine.fences == fences_ / 2)
     fail(what, place, "without fence_proxy_async since the last group of stores");
   if (races_) {
     const std::uint32_t group = mine.stores.open_group();
@@ -255,7 +247,7 @@ void Block::store_async(const char* what, Place place, std::function<Write()> re
 }
 void Block::store_commit() {
   threads_[running_].work.stores.commit();
-  threads_[running_].work.fences = fences_;
+  threads_[running_].work.fences = fences_ / 2;
 }
 void Block::store_wait(std::size_t pending, bool written) {
   AsyncWork& mine = threads_[running_].work;
@@ -274,7 +266,7 @@ void Block::store_wait(std::size_t pending, bool written) {
 }
 
 void Block::fence_proxy(Space space) {
-  if (space == Space::shared) ++fences_;
+  if (space == Space::shared) fences_ = (fences_ / 2 + 1) * 2;
   if (races_) races_->order().fence_proxy(number(running_), space);
 }
 
@@ -319,10 +311,22 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
   if (accumulate) written_since_fence(d);
   if (a.at) written_since_fence(a);
   const std::uint32_t group = mine.products.open_group();
-  if (races_)
-    mine.held.push_back({static_cast<const std::byte*>(d.at), d.bytes, true, group, place});
-  if (races_ && a.at)
-    mine.held.push_back({static_cast<const std::byte*>(a.at), a.bytes, false, group, place});
+  // One entry for the accumulators of all k steps, and one for operands that lie side by side: each
+  // access to a variable goes through them.
+  const auto hold = [&](Registers r, bool written) {
+    const auto* const at = static_cast<const std::byte*>(r.at);
+    for (AsyncWork::Held& h : mine.held) {
+      const bool same = written && h.at == at && h.bytes == r.bytes;
+      const bool behind = !written && h.group == group && h.at + h.bytes == at;
+      if (h.written != written || !(same || behind)) continue;
+      if (behind) h.bytes += r.bytes;
+      h.group = group, h.place = place;
+      return;
+    }
+    mine.held.push_back({at, r.bytes, written, group, place});
+  };
+  if (races_) hold(d, true);
+  if (races_ && a.at) hold(a, false);
   if (lane() == 0) check_same_product(place);
   ++mine.issued;
   if (lane() == 0) {  // one instruction of all four warps: each has to know what was written

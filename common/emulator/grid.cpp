@@ -139,7 +139,7 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
       ++live;
     }
     grid.waiting = (order.size() - started) * cluster;
-    grid.spins = 0;
+    grid.spins = grid.slices = 0;
   };
   for (std::size_t slot = 0; slot < resident.size(); slot += cluster) start(slot);
   std::size_t idle = 0;  // steps in a row in which nobody could go on
@@ -156,13 +156,17 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
                : idle + 1;
     if ((idle > 2 * resident.size() || std::exchange(grid.wants_more, false)) &&
         started < order.size() && resident.size() < most_resident) {
-      // All wait: as long as a GPU would have room, for blocks that have not started.
-      const std::size_t first = resident.size();
-      for (unsigned i = 0; i < cluster; ++i) {
-        first_number.push_back(grid.races ? grid.races->add_threads(threads) : 0);
-        resident.emplace_back();
+      // All wait, perhaps for blocks that have not started: twice as many, while a GPU has room.
+      const std::size_t more =
+          std::min({resident.size(), most_resident - resident.size(), grid.waiting}) / cluster;
+      for (std::size_t n = 0; n < std::max<std::size_t>(more, 1); ++n) {
+        const std::size_t first = resident.size();
+        for (unsigned i = 0; i < cluster; ++i) {
+          first_number.push_back(grid.races ? grid.races->add_threads(threads) : 0);
+          resident.emplace_back();
+        }
+        start(first);
       }
-      start(first);
       idle = 0;
       continue;
     }

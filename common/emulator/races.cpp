@@ -79,6 +79,8 @@ bool Races::ordered(const Access& before, const Access& now) const {
 // be a fence. PTX ISA, "Async proxy".
 bool Races::unfenced(const Access& before, const Access& now) const {
   if (!now.proxy) return false;
+  // After the end of a launch nothing of it is in any proxy.
+  if (named_by_[before.thread] != named_by_[now.thread]) return false;
   std::size_t who = before.who;
   std::uint32_t epoch = before.epoch;
   if (by_itself(before)) {

@@ -28,7 +28,8 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, int 
   block.require_aligned("bulk_load", caller, "a destination", shared, 16);
   block.require_aligned("bulk_load", caller, "a source", global, 16);
   if (bytes <= 0 || bytes % 16 != 0)
-    block.fail("bulk_load", caller, "of " + std::to_string(bytes) + " bytes: whole 16");
+    block.fail("bulk_load", caller,
+               "with " + std::to_string(bytes) + " bytes, not a multiple of 16");
   block.mbarrier_copy(
       "bulk_load", caller, barrier, shared, size, [=] { std::memcpy(shared, global, size); },
       [=](const emulator::Block::Visit& reads) { reads(global, size); });
@@ -41,6 +42,10 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, int 
 #endif
 }
 
+#ifdef ATTN_EMULATED
+ATTN_UNRECORDED inline void touch_unrecorded(const volatile float* at) { static_cast<void>(*at); }
+#endif
+
 /// Issues the addition of `count` floats from shared memory to global memory, each of them atomic:
 /// their order is not defined. The same thread calls it, tma_store_commit() and the wait.
 __device__ __forceinline__ void bulk_reduce_add(float* global, const float* shared,
@@ -51,7 +56,11 @@ __device__ __forceinline__ void bulk_reduce_add(float* global, const float* shar
   block.require_aligned("bulk_reduce_add", caller, "a source", shared, 16);
   block.require_aligned("bulk_reduce_add", caller, "a destination", global, 16);
   if (count <= 0 || count % 4 != 0)
-    block.fail("bulk_reduce_add", caller, "of " + std::to_string(count) + " floats: whole fours");
+    block.fail("bulk_reduce_add", caller,
+               "with " + std::to_string(count) + " floats, not a multiple of 4");
+  // Touched here: it is written when no thread runs that a message could name.
+  touch_unrecorded(global);
+  touch_unrecorded(global + count - 1);
   block.require_shared("bulk_reduce_add", caller, "a source", shared, bytes);
   block.store_async(
       "bulk_reduce_add", caller,

@@ -18,7 +18,7 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
-/// An address in the shared memory of any block of the cluster.
+/// An address in the dynamic shared memory of any block of the cluster.
 struct ClusterAddress {
 #ifdef ATTN_EMULATED
   void* at;
@@ -126,6 +126,12 @@ __device__ __forceinline__ void bulk_copy_to_cluster(void* to, const void* from,
   const auto peer = static_cast<unsigned>(rank);
   const auto size = static_cast<std::size_t>(bytes);
   void* const there = block.map_shared("bulk_copy_to_cluster", caller, to, peer);
+  block.require_aligned("bulk_copy_to_cluster", caller, "a destination", to, 16);
+  block.require_aligned("bulk_copy_to_cluster", caller, "a source", from, 16);
+  block.map_shared("bulk_copy_to_cluster", caller, from, block.cluster_rank());  // in dynamic memory
+  if (bytes <= 0 || bytes % 16 != 0)
+    block.fail("bulk_copy_to_cluster", caller,
+               "with " + std::to_string(bytes) + " bytes, not a multiple of 16");
   block.require_shared("bulk_copy_to_cluster", caller, "a source", from, size);
   block.mbarrier_copy_to(
       peer, "bulk_copy_to_cluster", caller,

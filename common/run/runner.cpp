@@ -413,7 +413,8 @@ class Run {
               if (original.spec.name == e.spec.name)
                 s.verdicts.back().to_originals = distance(outputs.at(e.spec.name), original);
             if (!s.verdicts.back().pass && s.outcome == Outcome::pass)
-              stop(Outcome::fail, s.verdicts.back().failure);
+              stop(Outcome::fail, (n > 0 ? "in the second launch: " : "") +
+                                      s.verdicts.back().failure);
           }
         }
       }

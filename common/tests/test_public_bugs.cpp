@@ -180,6 +180,19 @@ TEST_CASE("lanes of a warp may store one value to one word", "[emulator][races][
   twins(false, ": two lanes store different values", 64, store_to_one_word, out);
 }
 
+__global__ void store_to_one_variable(float* out) {
+  __shared__ float row[2];
+  row[threadIdx.x / 32] = static_cast<float>(5 + blockIdx.x);
+  __syncthreads();
+  out[blockIdx.x * blockDim.x + threadIdx.x] = row[threadIdx.x / 32];
+}
+TEST_CASE("lanes of many blocks store one value to a variable of their block",
+          "[emulator][races][bugs]") {
+  std::vector<float> out(64 * 64);
+  const GlobalBuffer buffer("out", out.data(), 4 * out.size());
+  expect(true, "", [&] { return message(64, 64, store_to_one_variable, out.data()); });
+}
+
 // ---- proxies ------------------------------------------------------------------------------------
 
 // Ordinary reads or writes of a tile, then a TMA load over it.
@@ -210,6 +223,34 @@ TEST_CASE("between ordinary accesses and a TMA load over them is a proxy fence",
           map, out);
   expect(true, "with no fence_proxy_async between",
          [&] { return message(1, 32, load_over, true, false, map, out); });
+}
+
+// One fence, then two groups of stores; or stores of what TMA has loaded.
+__global__ void store_twice(bool loaded, const TensorMap map) {
+  auto& smem = dynamic_shared<Storage>();
+  if (threadIdx.x == 0) mbarrier_init(&smem.full, 1), mbarrier_init_fence();
+  for (unsigned i = threadIdx.x; i < 64 * 64 && !loaded; i += 32) smem.a[i] = __float2half_rn(0);
+  if (!loaded) fence_proxy_async();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    if (loaded) {
+      mbarrier_arrive_expect_tx(&smem.full, 8192);
+      tma_load(smem.a, map, &smem.full, {0, 0, 0});
+      mbarrier_wait(&smem.full, 0);
+    }
+    for (int i = 0; i < 2; ++i) {
+      tma_store(map, smem.a, {0, 0, 0});
+      tma_store_commit();
+      bulk_wait_group<0>();
+    }
+  }
+}
+TEST_CASE("one fence does for several groups of TMA stores", "[emulator][bugs]") {
+  alignas(128) static __half data[64 * 64];
+  const TensorMap map = box_map(data);
+  for (const bool races : {false, true})
+    for (const bool loaded : {false, true})
+      expect(races, "", [&] { return message(1, 32, store_twice, loaded, map); });
 }
 
 // Stores to global memory, then a TMA load of them in the same launch.
@@ -375,6 +416,16 @@ constexpr int kOverflows = __LINE__ + 3;
 __global__ void overflow(bool bug, float* data) {
   const int64_t row = bug ? static_cast<int>(2147483648u * 1u) : 0;
   data[row * 4096] = 1;
+}
+__global__ void read_past_shared(bool bug, float* out) {
+  auto& row = dynamic_shared<float[sizeof(Storage) / 4]>();
+  row[sizeof(Storage) / 4 - 1 - threadIdx.x] = 1;
+  __syncthreads();
+  out[threadIdx.x] = (&row[0])[sizeof(Storage) / 4 - (bug ? 0 : 1)];
+}
+TEST_CASE("a read past the end of shared memory is named", "[emulator][races][bugs]") {
+  float out[32];
+  twins(false, "reads 0 bytes past the end of its ", 32, read_past_shared, out);
 }
 __global__ void read_past(bool bug, const float* data, float* out) {
   out[threadIdx.x] = data[threadIdx.x + (bug ? 1 : 0)];

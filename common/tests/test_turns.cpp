@@ -54,6 +54,24 @@ __global__ void spin_on_a_word(bool set, unsigned* out) {
   out[threadIdx.x] = 1;
 }
 
+// A warp, or a block, waits for all blocks: one lane looks, the others learn it from a shuffle or from
+// shared memory.
+__global__ void wait_for_all(bool by_shuffle, unsigned all, unsigned* arrived) {
+  auto& seen = dynamic_shared<unsigned>();
+  if (threadIdx.x == 0) atomicAdd(arrived, 1u);
+  for (unsigned n = 0; n < all;) {
+    if (by_shuffle) {
+      n = threadIdx.x % 32 == 0 ? atomicAdd(arrived, 0u) : 0;
+      n = __shfl_sync(~0u, n, 0);
+    } else {
+      if (threadIdx.x == 0) seen = atomicAdd(arrived, 0u);
+      __syncthreads();
+      n = seen;
+      __syncthreads();
+    }
+  }
+}
+
 // Every block waits for the last one, and none continues.
 constexpr int kSpins = __LINE__ + 4;
 __global__ void spin_for_all(unsigned* arrived) {
@@ -99,8 +117,22 @@ TEST_CASE("a thread that spins on a plain word lets others run", "[emulator][sch
       INFO(ended << "; " << never);
       // Its order is nobody's: a race, found where races are looked for.
       CHECK(has(ended, "race: ") == races);
+      if (!races) CHECK(ended == "");
       CHECK(has(never, "deadlock: thread (32,0,0) of block (0,0,0) reads at "));
       CHECK(has(never, "at tests/test_turns.cpp:" + std::to_string(kReads)));
+    }
+}
+
+TEST_CASE("a warp or a block that spins lets more blocks start, and ends", "[emulator][blocks]") {
+  for (std::uint64_t seed = 1; seed <= 2; ++seed) {
+      const bool by_shuffle = seed == 1;
+      unsigned arrived = 0;
+      CHECK(message(seed, 10, 64, wait_for_all, by_shuffle, 10u, &arrived) == "");
+      arrived = 0;
+      const std::string never = message(seed, 2, 64, wait_for_all, by_shuffle, 3u, &arrived);
+      INFO(never);
+      CHECK(has(never, "deadlock: "));
+      CHECK(has(never, " spins on atomicAdd at tests/test_turns.cpp:"));
     }
 }
 
