@@ -128,7 +128,8 @@ __device__ __forceinline__ void bulk_copy_to_cluster(void* to, const void* from,
   void* const there = block.map_shared("bulk_copy_to_cluster", caller, to, peer);
   block.require_aligned("bulk_copy_to_cluster", caller, "a destination", to, 16);
   block.require_aligned("bulk_copy_to_cluster", caller, "a source", from, 16);
-  block.map_shared("bulk_copy_to_cluster", caller, from, block.cluster_rank());  // in dynamic memory
+  // The source is in dynamic shared memory, too.
+  block.map_shared("bulk_copy_to_cluster", caller, from, block.cluster_rank());
   if (bytes <= 0 || bytes % 16 != 0)
     block.fail("bulk_copy_to_cluster", caller,
                "with " + std::to_string(bytes) + " bytes, not a multiple of 16");

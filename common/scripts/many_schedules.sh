@@ -37,7 +37,8 @@ for chapter in "${chapters[@]}"; do
   fi
   steps=$("$build/bin/$chapter" --list 2>/dev/null | grep -cE '^ *[a-z][0-9]+_')
   begin=$(date +%s) result="no race, no wrong result"
-  ATTN_SCHEDULES=$schedules "$program" "[schedules]~[gpu]" >"$build/schedules.$chapter.txt" 2>&1 || {
+  ATTN_SCHEDULES=$schedules "$program" "[schedules]~[gpu]" \
+    >"$build/schedules.$chapter.txt" 2>&1 || {
     result="FAIL" failed=1
     grep -vE '^[-=.]*$' "$build/schedules.$chapter.txt" | head -n 40
   }
