@@ -2,9 +2,9 @@
 //
 // parent    b2_warp_specialised
 // change    A warpgroup waits for the oldest product only. dP runs during the mask and exp of S,
-//           dV during the fence and barrier of dS, and dK during the additions to dQ. All products are
-//           complete at the end of a query tile: with dK in flight when the loop branches back, the
-//           registers do not suffice, and ptxas serialises all wgmma (C7512).
+//           dV during the fence and barrier of dS, and dK during the additions to dQ. All products
+//           are complete at the end of a query tile: with dK in flight when the loop branches back,
+//           the registers do not suffice, and ptxas serialises all wgmma (C7512).
 // why       In b2 the tensor cores idle during all arithmetic of a warpgroup, unless the other
 //           warpgroup happens to multiply; the barrier on dS keeps the two in step.
 // expect    sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active rises;

@@ -1,8 +1,8 @@
 // b5_whole_heads: short sequences: a block owns all key tiles of a head, and with them its dQ.
 //
 // parent    b4_persistent
-// change    If Q, dO and the dQ accumulators of the concurrent heads fit in L2, a block takes a whole
-//           KV head: its key tiles one after another. The first visit of a query tile stores to the
+// change    If Q, dO and the dQ accumulators of the concurrent heads fit in L2, a block takes a
+//           whole KV head: its key tiles one after another. The first visit of a query tile stores to the
 //           dQ accumulator, later visits add to it, and the block converts dQ at the end of the
 //           head. A thread reads only what it wrote itself, so no barrier is needed. Longer
 //           sequences are processed as in b4.

@@ -492,7 +492,7 @@ const std::vector<attn::tests::Version> attn::tests::kVersions{
   # Workspaces, plans and expected outputs come from the chapter's table.
   if(step MATCHES "^[dfqs]")
     set(table $<TARGET_OBJECTS:${chapter}_table>)
-  elseif(chapter MATCHES "^07_" OR step MATCHES "^b[0-9]")  # and kernels that clear counters, or prepare
+  elseif(chapter MATCHES "^07_" OR step MATCHES "^b[0-9]")  # and kernels that prepare
     set(table $<TARGET_OBJECTS:${chapter}_table> $<TARGET_OBJECTS:${chapter}_emulated>)
   endif()
   # All versions launch the shipped attention kernel; broken versions of that kernel belong to the

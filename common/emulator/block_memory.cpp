@@ -220,8 +220,9 @@ void Block::copy_wait(std::size_t pending) {
 void Block::store_async(const char* what, Place place, std::function<Write()> read,
                         Kind results_kind, const BlockList& operands, const BlockList& results) {
   AsyncWork& mine = threads_[running_].work;
-  // Between ordinary stores and this one there is a fence: races_ knows of which. Else, where ordinary
-  // code has stored since the last fence, there is at least one since this thread's last group.
+  // Between ordinary stores and this one there is a fence: races_ knows of which. Else, where
+  // ordinary code has stored since the last fence, there is at least one since this thread's last
+  // group.
   if (!races_ && fences_ % 2 != 0 && mine.fences == fences_ / 2)
     fail(what, place, "without fence_proxy_async since the last group of stores");
   if (races_) {

@@ -1,7 +1,7 @@
 /// \file
-/// Programmatic dependent launch: a kernel that begins while the previous kernel of the stream still
-/// runs. CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; PTX ISA,
-/// "griddepcontrol" (sm_90). The second kernel is launched with `LaunchAttributes::dependent`.
+/// Programmatic dependent launch: a kernel that begins while the previous kernel of the stream
+/// still runs. CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; PTX
+/// ISA, "griddepcontrol" (sm_90). The second kernel is launched with `LaunchAttributes::dependent`.
 ///
 ///     first    ...  launch_dependents()   ... its last stores
 ///     second        loads what no kernel writes | wait_for_launch_before() | reads the results

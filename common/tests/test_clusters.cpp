@@ -1,5 +1,5 @@
-// Bulk copies and reductions, clusters, multicast and dependent launches of common/ptx, on both back
-// ends. In the emulator, what is left out has to be reported with its reason.
+// Bulk copies and reductions, clusters, multicast and dependent launches of common/ptx, on both
+// back ends. In the emulator, what is left out has to be reported with its reason.
 #include <string>
 #include <vector>
 

@@ -54,8 +54,8 @@ __global__ void spin_on_a_word(bool set, unsigned* out) {
   out[threadIdx.x] = 1;
 }
 
-// A warp, or a block, waits for all blocks: one lane looks, the others learn it from a shuffle or from
-// shared memory.
+// A warp, or a block, waits for all blocks: one lane looks, the others learn it from a shuffle or
+// from shared memory.
 __global__ void wait_for_all(bool by_shuffle, unsigned all, unsigned* arrived) {
   auto& seen = dynamic_shared<unsigned>();
   if (threadIdx.x == 0) atomicAdd(arrived, 1u);
