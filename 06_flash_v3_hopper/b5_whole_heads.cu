@@ -2,9 +2,9 @@
 //
 // parent    b4_persistent
 // change    If Q, dO and the dQ accumulators of the concurrent heads fit in L2, a block takes a
-//           whole KV head: its key tiles one after another. The first visit of a query tile stores to the
-//           dQ accumulator, later visits add to it, and the block converts dQ at the end of the
-//           head. A thread reads only what it wrote itself, so no barrier is needed. Longer
+//           whole KV head: its key tiles one after another. The first visit of a query tile stores
+//           to the dQ accumulator, later visits add to it, and the block converts dQ at the end of
+//           the head. A thread reads only what it wrote itself, so no barrier is needed. Longer
 //           sequences are processed as in b4.
 // why       Clearing the accumulators and reading them in a kernel of its own moves 8 bytes per
 //           element of dQ, as much as Q, O, dO and dQ together, and costs a launch.
