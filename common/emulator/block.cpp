@@ -706,6 +706,7 @@ void Block::cluster_wait(const char* what, Place place) {
     cluster_->waiting.emplace_back(this, running_);
     suspend(what, place);
   }
+  threads_[running_].cluster_phase = 0;
   go_on(cluster_->known, running_);
 }
 

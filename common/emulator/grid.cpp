@@ -80,6 +80,9 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
   static thread_local std::shared_ptr<Races> last;
   Grid grid{kernel, static_shared(kernel.function), thread_variables(), nullptr, stacks, {}, {}};
   const unsigned cluster = kernel.cluster;
+  if (threads == 0 || threads > 1024 || extent.count() == 0)
+    throw KernelError("a launch of " + std::to_string(extent.count()) + " blocks of " +
+                      std::to_string(threads) + " threads: at least one, of 1 to 1024");
   if (cluster == 0 || cluster > 8 || extent.x % cluster != 0)
     throw KernelError("clusters of " + std::to_string(cluster) + " blocks in a grid of " +
                       extent.text() + ": 1 to 8 along x, which divide it");

@@ -106,13 +106,34 @@ __device__ __forceinline__ void cluster_sync(ATTN_ONLY_CALLER) {
 }
 
 /// Arrives at an mbarrier of any block of the cluster; what this thread has done before is visible
-/// to those of that block who wait there.
+/// to those of that block who wait there with mbarrier_wait_cluster.
 __device__ __forceinline__ void mbarrier_arrive_cluster(ClusterAddress barrier ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulator::Block::current().mbarrier_arrive_cluster("mbarrier_arrive_cluster", caller, barrier.at);
 #else
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier.at)
                : "memory");
+#endif
+}
+
+/// As mbarrier_wait, for what threads of other blocks have done before they arrived: mbarrier_wait
+/// acquires at the scope of its own block.
+__device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, int parity ATTN_CALLER) {
+#ifdef ATTN_EMULATED
+  emulator::Block::current().mbarrier_wait("mbarrier_wait_cluster", caller, barrier,
+                                           static_cast<unsigned>(parity));
+#else
+  asm volatile(
+      "{\n"
+      ".reg .pred ended;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 ended, [%0], %1;\n"
+      "@ended bra done;\n"
+      "bra again;\n"
+      "done:\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
 #endif
 }
 

@@ -94,7 +94,7 @@ __global__ void cluster_ring_kernel(float* gOut, [[maybe_unused]] int planted) {
   mbarrier_arrive_cluster(cluster_address(&smem.ready, next));
   mbarrier_arrive_cluster(cluster_address(&smem.ready, before));
   if (fault == kNoClusterSyncAtEnd) return;
-  if (fault != kNoWaitForPeer) mbarrier_wait(&smem.ready, 0);
+  if (fault != kNoWaitForPeer) mbarrier_wait_cluster(&smem.ready, 0);
   for (unsigned i = threadIdx.x; i < kBulkRow; i += blockDim.x) smem.row[i] = -1;
   cluster_sync();  // nobody's shared memory goes while it is used
 }
