@@ -32,8 +32,8 @@ void note_progress(Grid& grid) {
 // Where warps are late in turn: about so many turns of threads each.
 constexpr std::size_t kTurnsOfLateWarp = 256;
 
-// Fills the stack below its caller, where a kernel's variables will lie: one that nobody has set is
-// NaN, or -1, as a register holds anything. More bytes take longer than a small kernel.
+// Fills the stack below its caller, where a kernel's variables will lie: an uninitialised one is
+// NaN, or -1, as a register holds anything. More bytes would take longer than a small kernel.
 [[gnu::noinline]] void poison_stack() {
   std::byte bytes[4096];
   std::memset(bytes, 0xFF, sizeof bytes);
@@ -129,7 +129,7 @@ bool Block::step(std::size_t turns) {
 bool Block::choose() {
   if (turns_ == 0 || over()) return false;
   if (late_warps == LateWarps::in_turn && random_.below(kTurnsOfLateWarp) == 0) change_late_warp();
-  // Whoever spins on an atomic may spin for the late warp.
+  // A thread that spins may wait for the late warp.
   const bool late = !late_.empty() && (ready_.empty() || ++atomic_yields_ >= kTurnsUntilLate);
   if (late) atomic_yields_ = 0;
   std::vector<std::size_t>& ready = late ? late_ : ready_;
@@ -308,7 +308,7 @@ void Block::lose(const std::string& line) noexcept {
   Thread& self = threads_[running_];
   self.state = State::kLost;
   self.fiber.go_on_with(host_);
-  std::abort();  // nobody goes on with it
+  std::abort();  // not reached: the thread is never resumed
 }
 
 void Block::make_ready(std::size_t t) {
@@ -481,7 +481,7 @@ void Block::mbarrier_copy_to(unsigned rank, const char* what, Place place, const
     access(Kind::atomic, what, place, at, sizeof(std::uint64_t));
   else
     access_cluster(Kind::atomic, what, place, at, sizeof(std::uint64_t));
-  // While it is in flight nobody knows what is there: whoever still reads, or reads too early, gets
+  // While the copy is in flight the destination is undefined: a thread that reads there gets
   // NaN.
   const bool early = happens_early();
   if (!early) std::memset(to, 0xFF, bytes);
@@ -753,7 +753,7 @@ std::string Block::barrier_text(const void* at) const {
 }
 
 // A barrier that is left in the middle of a phase has got an arrival too many or too few, a phase
-// or more before; a copy for which nobody has waited may write to the next block's shared memory.
+// or more before; a copy that was not waited for may write to the next block's shared memory.
 void Block::check_barriers() const {
   for (const auto& [at, barrier] : mbarriers_) {
     const std::string where = "block " + index_.text() + " ends ";

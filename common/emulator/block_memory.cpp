@@ -136,7 +136,7 @@ void Block::async_access(Races::Access& access, const void* at, std::size_t byte
   if (race) throw KernelError(*race);
 }
 
-// Registers of a product in flight: its accumulators are nobody's, its operands may be read.
+// Registers of a wgmma in flight: its accumulators may not be touched, its operands may be read.
 void Block::check_registers(Kind kind, const Where& where, const void* at, std::size_t bytes) {
   const auto* const first = static_cast<const std::byte*>(at);
   for (const AsyncWork::Held& h : threads_[running_].work.held)
@@ -166,7 +166,7 @@ void Block::require_shared(const char* what, Place place, const char* which, con
   if (offset < size && bytes <= size - offset) return;
   if (offset >= size && grid_.statics.hold(at)) {
     const std::string variable = local_variable(at);
-    if (variable.empty()) return;  // of a program without symbols: nobody knows where it ends
+    if (variable.empty()) return;  // of a program without symbols: its end is unknown
     fail(what, place,
          std::string("with ") + which + " in " + variable +
              ", a __shared__ variable of a function that the kernel calls: it has to be one of "
@@ -300,7 +300,7 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
   if (!mine.registers_fenced) fail("wgmma", place, "without wgmma_fence since the last wait");
   const bool early = mine.products.early();
   if (!accumulate && !early)
-    std::memset(d.at, 0xFF, d.bytes);  // nobody knows what they hold until the wait
+    std::memset(d.at, 0xFF, d.bytes);  // undefined until the wait
   const auto written_since_fence = [&](Registers r) {
     const auto* const first = static_cast<const std::byte*>(r.at);
     for (const AsyncWork::Write& w : mine.writes)
@@ -399,7 +399,7 @@ void Block::registers(const char* what, Place place, unsigned count, bool take) 
              std::to_string(all));
 }
 
-// At the end of the block: whoever takes registers has got them only if somebody gave them.
+// At the end of the block: requested registers were granted only if others were released.
 void Block::check_registers_given() const {
   unsigned sum = 0;
   bool any = false;

@@ -145,7 +145,7 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
     grid.spins = grid.slices = 0;
   };
   for (std::size_t slot = 0; slot < resident.size(); slot += cluster) start(slot);
-  std::size_t idle = 0;  // steps in a row in which nobody could go on
+  std::size_t idle = 0;  // steps in a row in which no thread could run
   while (live > 0) {
     const std::size_t slot = idle == 0 ? random.below(resident.size()) : idle % resident.size();
     Block* const now = resident[slot].get();

@@ -41,7 +41,7 @@ void Races::atomic(std::size_t t, Meeting& place, Scope scope, bool releases, bo
   Fences& mine = fences_[t];
   Order::join(mine.seen.known, place.known);
   if (acquires) order_.take(t, std::make_shared<const Epochs>(place.known));
-  if (acquires && !releases) return;               // a load tells nobody anything
+  if (acquires && !releases) return;               // a load releases nothing
   if (releases && !acquires) place.known.clear();  // a store: what was released before is gone
   if (const auto& fenced = scope == Scope::gpu ? mine.gpu : mine.block)
     Order::join(place.known, *fenced);
