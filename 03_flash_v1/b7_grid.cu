@@ -119,9 +119,11 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   // (2) Issue K_j, V_j and the first rows.
   int visit = next_visit(0), stage = 0;
-  load_tile_async<kBlockN, Config>(smem.sK, gK + k0 * kHeadDim, key0, shape.seqlen_k);
-  load_tile_async<kBlockN, Config>(smem.sV, gV + k0 * kHeadDim, key0, shape.seqlen_k);
-  if (visit < group * num_m_blocks) load_rows(visit, stage);
+  if (visit < group * num_m_blocks) {  // else no query sees these keys
+    load_tile_async<kBlockN, Config>(smem.sK, gK + k0 * kHeadDim, key0, shape.seqlen_k);
+    load_tile_async<kBlockN, Config>(smem.sV, gV + k0 * kHeadDim, key0, shape.seqlen_k);
+    load_rows(visit, stage);
+  }
   cp_async_commit();
   store_lse_and_dot(stage);
   float dk[Config::kGradKeys / 16][Config::kGradCols / 8][4] = {};
