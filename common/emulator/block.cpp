@@ -12,7 +12,7 @@ namespace {
 // Turns that end before an atomic, or with a time slice used up, since something has changed by
 // which a loop could end: a thread has ended, a phase of a barrier, a word has another value. After
 // many, more blocks start; more than kMaxSpins, or so many slices a thread, are a deadlock.
-constexpr std::size_t kMaxSpins = 30'000, kManySpins = 2'000, kManySlices = 8, kMaxSlices = 8;
+constexpr std::size_t kMaxSpins = 30'000, kManySpins = 2'000, kManySlices = 8, kMaxSlices = 5;
 // The late warp runs after so many turns of others at the latest; one before an atomic counts more.
 constexpr unsigned kTurnsUntilLate = 8192, kTurnsOfYield = 32;
 

@@ -46,8 +46,9 @@ std::string Block::shared_name(std::size_t byte) const {
 
 void Block::access_shared(Kind kind, const char* what, const Where& where, const void* at,
                           std::size_t byte, std::size_t bytes) noexcept {
+  if (internal_) return;
   if (kind == Kind::write && !what) fences_ |= 1;  // ordinary code's
-  if (!races_ || internal_ || failure_) return;
+  if (!races_ || failure_) return;
   try {
     if (kind == Kind::read && races_->read_before(number(running_), where, shadow_, byte, bytes))
       return;
