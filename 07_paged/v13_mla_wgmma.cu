@@ -70,7 +70,7 @@ __device__ __forceinline__ int slot_of(const Pages& pages, int key) {
   return pages.gTable[key / pages.page_size] * pages.page_size + key % pages.page_size;
 }
 
-// Warp w copies keys 16 i + 4 w + j, i, j < 4; lane l looks up the slot of i = l % 16 / 4, j = l % 4.
+// Warp w copies keys 16 i + 4 w + j (i, j < 4); lane l looks up that of i = l % 16 / 4, j = l % 4.
 __device__ __forceinline__ int key_of_lane() {
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32 % 4;
   return lane_id % 16 / 4 * 16 + 4 * warp_id + lane_id % 4;
