@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const int chunk = threadIdx.x % Config::kLanes * 8;
     const int64_t kv = int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + chunk;
 
-    // (1) Load Q, which stays. Rows past the last become 0.
+    // (1) Load Q, once per work tile. Rows past the last become 0.
     //! [load_q]
     load_tile<Config>(smem.sQ, gQ + rows.first * kHeadDim + chunk, rows.count);
     cp_async_commit();

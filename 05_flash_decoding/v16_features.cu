@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     const int64_t kv =
         int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + lane_id % Config::kLanes * 8;
 
-    // (1) Load Q, which stays. Rows past the last become 0.
+    // (1) Load Q, once per work tile. Rows past the last become 0.
     //! [load_q]
     for (int idx = threadIdx.x; idx < kRows * Config::kLanes; idx += Config::kThreads) {
       const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;

@@ -5,9 +5,9 @@
 //           kStages - 1 tiles ahead. Each lane copies exactly the chunks that it will read, so it
 //           waits only for its own copies.
 // why       Little's law: bytes in flight = bandwidth x latency. An SM's share of HBM needs some
-//           23 KB in flight at all times. A block of v2 requests 32 KB, but waits for all of it,
-//           and has nothing in flight while it computes.
-// expect    dram__bytes_read.sum.per_second rises with the bytes in flight until HBM binds
+//           23 KB in flight at all times. At d=128 the two blocks of v2 on an SM request 64 KB, but
+//           each waits for all of its part, and has nothing in flight while it computes.
+// expect    dram__bytes_read.sum.per_second rises, at most to the rate of HBM
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"

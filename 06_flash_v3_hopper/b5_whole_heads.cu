@@ -245,7 +245,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
 
 template <class Element, class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // empty: one arrival per warp; full: 1 in all
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // arrivals: full 1 (producer), empty kWarps
   mbarrier_init(&smem.kv_full, 1), mbarrier_init(&smem.kv_empty, kWarps);
   for (int i = 0; i < Config::kStages; ++i) {
     mbarrier_init(&smem.q_full[i], 1), mbarrier_init(&smem.do_full[i], 1);

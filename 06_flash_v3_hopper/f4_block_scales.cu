@@ -181,9 +181,9 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 }
 //! [softmax]
 
-// Q producer: takes query tiles and (1) loads Q_i. It takes the next tile as late as possible: a
-// tile taken early by a block with long tiles is kept from an idle SM. Corner of a box: column in
-// the panel, row, panel, head.
+// Q producer: takes query tiles and (1) loads Q_i. It takes the next tile kPrefetchBlocks key
+// blocks before the current one ends: in time to load Q; no earlier, because an idle SM may need
+// the tile. Corner of a box: column in the panel, row, panel, head.
 //! [producer]
 template <class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const TensorMap& mapQ,
@@ -250,7 +250,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const Te
 
 template <class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // empty: one arrival per warp; full: 1 in all
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // arrivals: full 1 (producer), empty kWarps
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
   for (int i = 0; i < Config::kStages; ++i) {
@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
   // Pipeline state of the current K/V tile, counted through all tiles of this block. It stays
   // provably warp-uniform as long as no `if` changes it and no consumer returns from the loop.
-  // Otherwise every wgmma operand is first moved to uniform registers.
+  // Otherwise every wgmma descriptor is first copied to uniform registers.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
   const auto consumer_wait = [&](uint64_t* full, KvState state) {

@@ -147,9 +147,9 @@ __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4
 }
 //! [softmax]
 
-// Q producer: takes query tiles and (1) loads Q_i. It takes the next tile as late as possible: a
-// tile taken early by a block with long tiles is kept from an idle SM. Corner of a box: column in
-// the panel, row, panel, head.
+// Q producer: takes query tiles and (1) loads Q_i. It takes the next tile kPrefetchBlocks key
+// blocks before the current one ends: in time to load Q; no earlier, because an idle SM may need
+// the tile. Corner of a box: column in the panel, row, panel, head.
 //! [producer]
 template <class Element, class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
@@ -204,7 +204,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
 
 template <class Element, class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // empty: one arrival per warp; full: 1 in all
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // arrivals: full 1 (producer), empty kWarps
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
   for (int i = 0; i < Config::kStages; ++i) {

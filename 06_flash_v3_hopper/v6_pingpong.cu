@@ -166,7 +166,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
 
 template <class Element, class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // empty: one arrival per warp; full: 1 in all
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // arrivals: full 1 (producer), empty kWarps
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
   for (int i = 0; i < Config::kStages; ++i) {
@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [loops]
   if (!next_work_tile()) return;
   do {
-    // The first S has no P V to overlap with.
+    // The first S has no P V to be issued with.
     consumer_wait(smem.k_full, kv);
     pingpong_wait();
     issue_s();

@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
   //! [teams]
-  // The blocks of a team have one row tile each of the same sequence.
+  // A team is the row_tiles blocks of one sequence: the same keys, one row tile per block.
   const int team = blockIdx.x / row_tiles, row_tile_id = blockIdx.x % row_tiles;
   for (int piece = gWorkBegin[team]; piece < gWorkBegin[team + 1]; ++piece) {
     // Work tile: KV tiles [tile, tile + count) of a row block; part `split` of `num_splits`.
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       return (int64_t{first_part + n} * row_tiles + row_tile_id) * kRows + row;
     };
 
-    // (1) Load Q, which stays. Rows past the last become 0.
+    // (1) Load Q, once per work tile. Rows past the last become 0.
     //! [load_q]
     for (int idx = threadIdx.x; idx < kRows * Config::kLanes; idx += Config::kThreads) {
       const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;

@@ -70,7 +70,7 @@ __device__ __forceinline__ int slot_of(const Pages& pages, int key) {
   return pages.gTable[key / pages.page_size] * pages.page_size + key % pages.page_size;
 }
 
-// Each warp copies four neighbouring keys of each 16. Key of a tile whose slot this lane looks up.
+// Warp w copies keys 16 i + 4 w + j (i, j < 4); lane l looks up that of i = l % 16 / 4, j = l % 4.
 __device__ __forceinline__ int key_of_lane() {
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32 % 4;
   return lane_id % 16 / 4 * 16 + 4 * warp_id + lane_id % 4;
@@ -190,10 +190,10 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32, warpgroup_id = warp_id / 4;
   const int quad_row = 16 * (warp_id % 4) + lane_id / 4, quad_col = lane_id % 4 * 2;
   //! [teams]
-  // The blocks of a team have one row tile each of the same sequence.
+  // A team is the row_tiles blocks of one sequence: the same keys, one row tile per block.
   const int team = blockIdx.x / row_tiles, row_tile_id = blockIdx.x % row_tiles;
   for (int piece = gWorkBegin[team]; piece < gWorkBegin[team + 1]; ++piece) {
-    // Work tile: KV tiles [tile, tile + count) of a row block; part `split` of `num_splits`.
+    // A work tile's row_block is here the sequence, b. KV tiles [tile, tile + count), one split.
     const auto [b, tile, count, split, num_splits, first_part] = gWork[piece];
     const int seqlen_k = gSeqused[b], row_block = b * row_tiles + row_tile_id;
     //! [teams]
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       return (int64_t{first_part + n} * row_tiles + row_tile_id) * kRows + row;
     };
 
-    // (1) Load Q, which stays. Rows past the last become 0.
+    // (1) Load Q, once per work tile. Rows past the last become 0.
     //! [load_q]
     for (int idx = threadIdx.x; idx < kRows * Config::kLanes; idx += Config::kThreads) {
       const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;

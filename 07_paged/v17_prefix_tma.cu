@@ -282,7 +282,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
 
 template <class Element, class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // empty: one arrival per warp; full: 1 in all
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // arrivals: full 1 (producer), empty kWarps
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
   for (int i = 0; i < Config::kStages; ++i) {
@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
   // Pipeline state of the current K/V tile, counted through all tiles of this block. It stays
   // provably warp-uniform as long as no `if` changes it and no consumer returns from the loop.
-  // Otherwise every wgmma operand is first moved to uniform registers.
+  // Otherwise every wgmma descriptor is first copied to uniform registers.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
   const auto consumer_wait = [&](uint64_t* full, KvState state) {

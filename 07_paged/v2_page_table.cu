@@ -3,7 +3,7 @@
 // parent    05_flash_decoding/v10_vectorised_combine
 // change    Each lane looks up the keys that it copies, all keys of a tile before the first copy.
 //           One look-up serves K and V. Everything else is the parent's.
-// why       The latencies of a tile's look-ups overlap.
+// why       All look-ups of a tile are in flight before its first copy: their latencies overlap.
 // expect    gpu__time_duration.sum exceeds that of 05 on contiguous K and V by the cost of pages
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows, GQA
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     const int token = shape.kv_heads * kHeadDim;  // elements per token
     const int kv = rows.bh_kv % shape.kv_heads * kHeadDim + lane_id % Config::kLanes * 8;
 
-    // (1) Load Q, which stays. Rows past the last become 0.
+    // (1) Load Q, once per work tile. Rows past the last become 0.
     //! [load_q]
     for (int idx = threadIdx.x; idx < kRows * Config::kLanes; idx += Config::kThreads) {
       const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;

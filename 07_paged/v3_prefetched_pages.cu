@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     const int token = shape.kv_heads * kHeadDim;  // elements per token
     const int kv = rows.bh_kv % shape.kv_heads * kHeadDim + lane_id % Config::kLanes * 8;
 
-    // (1) Load Q, which stays. Rows past the last become 0.
+    // (1) Load Q, once per work tile. Rows past the last become 0.
     //! [load_q]
     for (int idx = threadIdx.x; idx < kRows * Config::kLanes; idx += Config::kThreads) {
       const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;

@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
 
     const int64_t descales = int64_t{rows.bh_kv} * padded_keys(shape.seqlen_k);  // first one
 
-    // (1) Load Q, which stays. Rows past the last become 0.
+    // (1) Load Q, once per work tile. Rows past the last become 0.
     load_q<Config, Codes>(&smem.sQ[0][0], smem.sQScale, smem.sQSum, gQ + rows.first * kHeadDim,
                           rows.count);
     float o[kHeadDim / 8][4] = {};  // unnormalised

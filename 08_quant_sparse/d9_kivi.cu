@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
     const int64_t row0 = int64_t{rows.bh_kv} * room_of(shape.seqlen_k);  // of the head in the cache
     auto* const sQ = reinterpret_cast<__half*>(smem.sGroup[Config::kStages - 1]);
 
-    // (1) Load Q, which stays. Rows past the last become 0.
+    // (1) Load Q, once per work tile. Rows past the last become 0.
     load_q<Config, Codes>(sQ, smem.sQScale, smem.sQSum, gQ + rows.first * kHeadDim, rows.count);
     scale_for_denormals<Config, Codes>(sQ);
     float o[kHeadDim / 16][4] = {};  // O^T, unnormalised

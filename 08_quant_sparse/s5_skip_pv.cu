@@ -1,9 +1,9 @@
 // s5_skip_pv: skip P V of a tile if all of P is below a threshold.
 //
 // parent    s4_predict
-// change    If all scores of a visited tile are so far below the running max that P is below
+// change    If all scores of a visited tile are so far below the reference max that P is below
 //           2^-skip_below, its P V is skipped. wgmma is warpgroup-wide, so the four warps vote. P
-//           stays in the denominator: lse is exact, and O lacks at most what the threshold allows.
+//           stays in the denominator: lse is exact. Each weight that O lacks is < 2^-skip_below.
 // why       The prediction is made before the scores are known. A chosen tile may still be
 //           negligible. Exponentials and the load of V are not saved.
 // expect    half the operations of a skipped tile; a named barrier per tile
@@ -178,9 +178,9 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 }
 //! [softmax]
 
-// Q producer: takes query tiles and (1) loads Q_i. It takes the next tile as late as possible: a
-// tile taken early by a block with long tiles is kept from an idle SM. Corner of a box: column in
-// the panel, row, panel, head.
+// Q producer: takes query tiles and (1) loads Q_i. It takes the next tile kPrefetchBlocks key
+// blocks before the current one ends: in time to load Q; no earlier, because an idle SM may need
+// the tile. Corner of a box: column in the panel, row, panel, head.
 //! [producer]
 template <class Element, class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
@@ -245,7 +245,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
 
 template <class Element, class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // empty: one arrival per warp; full: 1 in all
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // arrivals: full 1 (producer), empty kWarps
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
   for (int i = 0; i < Config::kStages; ++i) {
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // q: pipeline state of the current Q tile; the others describe that tile.
   PipelineState<Config::kQStages> q{-1};
   int row0 = 0, last_key = 0;
-  int unmasked = 0, count = 0;  // key blocks that the tile visits: without a mask, in all
+  int unmasked = 0, count = 0;  // key blocks that the tile visits: those without a mask; all
   KvBlockRange kv_range{};
   const auto next_work_tile = [&] {
     q.advance();
@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
   // Pipeline state of the current K/V tile, counted through all tiles of this block. It stays
   // provably warp-uniform as long as no `if` changes it and no consumer returns from the loop.
-  // Otherwise every wgmma operand is first moved to uniform registers.
+  // Otherwise every wgmma descriptor is first copied to uniform registers.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
   const auto consumer_wait = [&](uint64_t* full, KvState state) {
@@ -352,7 +352,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                       needed);
     needed = vote(needed);
   };
-  // This warp has read the block index, and has finished reading K.
+  // Reads the index of the block in this stage. Then this warp no longer needs the stage of K.
   const auto release_k = [&] {
     n_block = smem.n_block[kv.index()];
     __syncwarp();  // all lanes have read the index before lane 0 arrives
@@ -369,7 +369,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     consumer_wait(smem.k_full, kv);
     consumer_wait(smem.v_full, kv.previous());
     pingpong_wait();
-    if (needed) {
+    if (needed) {  // a branch around issue_o() alone makes ptxas move registers (C7519)
       issue_s();
       issue_o(kv.previous());
       pingpong_pass_on();
@@ -422,7 +422,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
       softmax(std::true_type{});
       nth = 1;
-    } else {
+    } else {  // P V of this thread block's very last key block is never skipped
       consumer_wait(smem.v_full, kv.previous());
       pingpong_wait();
       issue_o(kv.previous());

@@ -193,7 +193,7 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
   const int token = shape.kv_heads * kHeadDim;  // elements per token
   const int kv = work.head * kHeadDim + lane_id % Config::kLanes * 8;
 
-  // (1) Load Q, which stays. Rows past the last become 0.
+  // (1) Load Q, once per work tile. Rows past the last become 0.
   for (int idx = thread_index(); idx < kRows * Config::kLanes; idx += Config::kThreads) {
     const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;
     const bool inside = row < count;

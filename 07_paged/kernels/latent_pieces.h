@@ -32,7 +32,7 @@ struct Pieces {
   const int* gSeqused;    // [B]: valid keys per sequence
   Shape shape;
   int row_tiles;
-  // The blocks of a team have one row tile each of the same sequence.
+  // A team is the row_tiles blocks of one sequence: the same keys, one row tile per block.
   __device__ int team() const { return static_cast<int>(blockIdx.x) / row_tiles; }
   __device__ int row_tile() const { return static_cast<int>(blockIdx.x) % row_tiles; }
   __device__ int begin() const { return gWorkBegin[team()]; }
