@@ -63,7 +63,7 @@ struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  Sequence sequence;  // kept here to save registers: the epilogue reads both, masks read row0
+  Sequence sequence;  // offsets and lengths (kernels/tiles.h); here, like row0, to save registers
   int row0;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)
 };
@@ -108,7 +108,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 #pragma unroll
   for (int step = 0; step < kColSteps; ++step) {
     load_q(step + 1);
-    const auto& rows = a[step % 2];
+    const auto& rows = a[step % 2];  // fragments of Q
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; n += 2) {
       const int i = step * kKeySteps + n / 2;
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kTiles = Config::kTiles, kWarpRows = Config::kWarpRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
-  // Longest query tiles first (LPT order), across all heads.
+  // Longest query tiles first (LPT order: longest processing time first), across all heads.
   const int row0 = (num_m_blocks - 1 - blockIdx.x / num_heads) * kBlockM;
   const int bh = blockIdx.x % num_heads;
   const Sequence sequence = sequence_of(shape, bh, kHeadDim);
