@@ -26,8 +26,8 @@ struct Config {
   static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // longest row kept in shared memory
 };
 
-// Tile rows are padded by 16 bytes, so the 8 rows of a fragment start in 8 different groups of 4
-// banks: no bank conflicts.
+// Tile rows are padded by 16 bytes (4 banks), so the 8 rows of a fragment start in 8 different
+// groups of 4 banks: no bank conflicts.
 constexpr int padded(int columns) { return columns + Config::kVector; }
 static_assert(
     shared_access([](int l) { return 2 * (l / 4 * padded(64) + l % 4 * 2); }, 4).conflicts() == 0,
