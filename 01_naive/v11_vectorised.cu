@@ -76,10 +76,10 @@ __device__ __forceinline__ void store4(Element* to, float a, float b, float c, f
     *reinterpret_cast<uint2*>(to) = make_uint2(pack2<Element>(a, b), pack2<Element>(c, d));
 }
 
-// C[rows, columns] = A[rows, depth] * op(B), one kBlockM x kBlockN tile of C per block. op(B) is
-// the transpose of B[columns, depth] (scores), or B[depth, columns] itself (output). `columns_b`
-// columns of op(B) exist, and `columns_c` of C are stored: rows of S are padded with zeros to a
-// multiple of 8. `depth_a` is `depth_b` rounded up to 8: rows of A are zero-padded in memory.
+// C[rows, columns] = A[rows, depth] * op(B), one kBlockM x kBlockN tile of C per block.
+// Scores: op(B) = K^T has seqlen_k columns (`columns_b`); S is stored with `columns_c` columns.
+// Output: op(B) = V has seqlen_k rows (`depth_b`); P has `depth_a` columns.
+// Both are seqlen_k rounded up to 8, and the padding of S and P is 0.
 //! [gemm]
 template <bool kTransposeB, int kBlockN, class Element, class C>
 __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB, int64_t stride_b,
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(Config::kThreads, 2)  // 2 blocks per SM: 128 
 //! [scores]
 
 // (2) P = softmax(scale * S) over the visible keys, one warp per row. A block is a single warp, so
-// as many rows are resident on an SM as fit in its shared memory.
+// as many rows are resident on an SM as fit in its shared memory (an H200: at most 32 blocks).
 //! [softmax]
 template <class Element>
 __global__ void __launch_bounds__(32)

@@ -30,7 +30,7 @@ __device__ __forceinline__ void store4(Element* to, float a, float b, float c, f
 }
 
 // (2) P = softmax(scale * S) over the visible keys, one warp per row. A block is a single warp, so
-// as many rows are resident on an SM as fit in its shared memory.
+// as many rows are resident on an SM as fit in its shared memory (an H200: at most 32 blocks).
 //! [softmax]
 template <class Element>
 __global__ void __launch_bounds__(32)

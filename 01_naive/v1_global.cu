@@ -22,7 +22,7 @@ struct Config {
   static_assert(kThreadsX == 32, "a warp is one line of threads along x");
 };
 
-// Byte offset that each lane reads in a row-major fp32 matrix: one row per lane.
+// Model of a warp's access, for the check only: byte offset in fp32, one row per lane.
 constexpr int64_t row_of_lane(int lane, int64_t row_stride) { return lane * row_stride * 4; }
 static_assert(sectors([](int lane) { return row_of_lane(lane, 128); }, 4) == 32,
               "32 lanes in 32 rows: every load moves 32 sectors and uses 4 bytes of each");

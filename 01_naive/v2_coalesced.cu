@@ -3,7 +3,7 @@
 // parent    v1_global
 // change    threadIdx.x runs along the *columns* of the result, threadIdx.y along its rows: the
 //           lanes of a warp write 32 adjacent columns and read 32 adjacent elements of V's rows.
-// why       Coalesced accesses fetch 4 sectors per request instead of 32, and use all their bytes.
+// why       Coalesced accesses to fp32 need 4 sectors per request instead of 32, and use all bytes.
 // expect    Stores of S: 32 to 4 sectors per request. Loads of V and stores of O: 4, or 2 in 16
 //           bits. Loads of Q and P are one address per warp. Two strided patterns remain: the
 //           softmax (v3_warp_softmax), and the loads of K, where the 32 lanes read 32 different
@@ -21,7 +21,7 @@ struct Config {
   static_assert(kThreadsX == 32, "a warp is one line of threads along x");
 };
 
-// Byte offset of a lane's column within a row of fp32: adjacent lanes, adjacent columns.
+// Model of a warp's store to a row of S, for the check only: byte offset of a lane's column.
 constexpr int64_t column_of_lane(int lane) { return lane * 4; }
 static_assert(sectors([](int lane) { return column_of_lane(lane); }, 4) == 4,
               "32 lanes in 32 columns: every store moves 4 sectors and uses all of them");

@@ -42,7 +42,7 @@ __global__ void scores_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
 //! [scores]
 
 // (2) P = softmax(scale * S) over the visible keys, one warp per row. A block is a single warp, so
-// as many rows are resident on an SM as fit in its shared memory.
+// as many rows are resident on an SM as fit in its shared memory (an H200: at most 32 blocks).
 //! [softmax]
 __global__ void __launch_bounds__(32)
     softmax_kernel(const float* gS,  // [B, Hq, seqlen_q, seqlen_k]

@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(Config::kThreads, 3)  // 3 blocks per SM: 80 r
 //! [scores]
 
 // (2) P = softmax(scale * S) over the visible keys, one warp per row. A block is a single warp, so
-// as many rows are resident on an SM as fit in its shared memory.
+// as many rows are resident on an SM as fit in its shared memory (an H200: at most 32 blocks).
 //! [softmax]
 __global__ void __launch_bounds__(32)
     softmax_kernel(const float* gS,  // [B, Hq, seqlen_q, seqlen_k]

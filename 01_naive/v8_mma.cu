@@ -4,11 +4,11 @@
 // change    mma.sync.m16n8k16 multiplies a 16 x 16 tile of A by a 16 x 8 tile of B. The 32 lanes
 //           hold the tiles in registers, as fragments: one register holds two elements adjacent
 //           along k. A warp owns 16 x 32 results: 4 MMAs that share one fragment of A.
-// why       On FP32 units a multiply-add takes half a shared load, which limits the products. An
-//           MMA takes a sixth to a tenth of that, and tensor cores multiply many times faster.
-// expect    sm__ops_path_tensor_src_bf16_dst_fp32 > 0. Shared-memory loads remain: 4 per fragment
-//           of A, 2 per fragment of K. Pairs along k lie in different rows of V, so one register of
-//           V takes two 16-bit loads.
+// why       On FP32 units a multiply-add takes half a shared load, which limits the products. With
+//           MMAs it takes a sixth (V) to a tenth (K) of that, and tensor cores multiply faster.
+// expect    sm__ops_path_tensor_src_bf16_dst_fp32.sum (operations of the tensor cores) > 0. Shared
+//           loads remain: 4 per fragment of A, 2 per fragment of K. Pairs along k lie in different
+//           rows of V, so one register of V takes two 16-bit loads.
 // supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -26,8 +26,8 @@ struct Config {
   static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // longest row kept in shared memory
 };
 
-// Tile rows are padded by 16 bytes, so the 8 rows of a fragment start in 8 different groups of 4
-// banks: no bank conflicts.
+// Tile rows are padded by 16 bytes (4 banks), so the 8 rows of a fragment start in 8 different
+// groups of 4 banks: no bank conflicts.
 constexpr int padded(int columns) { return columns + Config::kVector; }
 static_assert(
     shared_access([](int l) { return 2 * (l / 4 * padded(64) + l % 4 * 2); }, 4).conflicts() == 0,
@@ -76,10 +76,10 @@ __device__ __forceinline__ void store2(Element* to, float low, float high) {
   *reinterpret_cast<uint32_t*>(to) = pack2<Element>(low, high);
 }
 
-// C[rows, columns] = A[rows, depth] * op(B), one kBlockM x kBlockN tile of C per block. op(B) is
-// the transpose of B[columns, depth] (scores), or B[depth, columns] itself (output). `columns_b`
-// columns of op(B) exist, and `columns_c` of C are stored: rows of S are padded with zeros to a
-// multiple of 8. `depth_a` is `depth_b` rounded up to 8: rows of A are zero-padded in memory.
+// C[rows, columns] = A[rows, depth] * op(B), one kBlockM x kBlockN tile of C per block.
+// Scores: op(B) = K^T has seqlen_k columns (`columns_b`); S is stored with `columns_c` columns.
+// Output: op(B) = V has seqlen_k rows (`depth_b`); P has `depth_a` columns.
+// Both are seqlen_k rounded up to 8, and the padding of S and P is 0.
 //! [gemm]
 template <bool kTransposeB, class Element, class C>
 __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB, int64_t stride_b,
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(Config::kThreads, 3)  // 3 blocks per SM: 80 r
 //! [scores]
 
 // (2) P = softmax(scale * S) over the visible keys, one warp per row. A block is a single warp, so
-// as many rows are resident on an SM as fit in its shared memory.
+// as many rows are resident on an SM as fit in its shared memory (an H200: at most 32 blocks).
 //! [softmax]
 template <class Element>
 __global__ void __launch_bounds__(32)

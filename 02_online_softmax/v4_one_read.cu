@@ -2,7 +2,7 @@
 //
 // parent    v3_warp
 // change    A group of threads, as few as the row needs, keeps the row in registers. Of a very long
-//           row the rest is kept in shared memory.
+//           row cp.async copies the rest to shared memory, where it stays.
 // why       The second pass of v3 fetches the row again. One read and one write are the minimum.
 // expect    1 read and 1 write: 3/2 times as fast as v3 on long rows. ncu: dram__bytes_read.sum
 // supports  fp32, fp16, bf16; rows of up to 352 KiB (registers and shared memory of one block)
@@ -12,7 +12,7 @@
 
 namespace ATTN_BACKEND::v4_one_read {
 using namespace attn;
-using namespace softmax_vectors;  // Vector, load, store, quotient: kernels/vectors.h
+using namespace softmax_vectors;  // Vector, load, store, quotient (y of an x): kernels/vectors.h
 
 //! [maxsum]
 // Online softmax state of a set of scores: maximum m and sum l of exp(score - m).
@@ -53,7 +53,7 @@ __device__ SoftmaxState group_merge(SoftmaxState value, SoftmaxState* partial) {
   for (int distance = kLanes / 2; distance > 0; distance /= 2)
     value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
   if constexpr (Config::kGroup > 32) {
-    constexpr int kWarps = Config::kGroup / 32;  // warps per row
+    constexpr int kWarps = Config::kGroup / 32;  // warps per row; Config::kWarps: per block
     const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
     if (lane_id == 0) partial[warp_id] = value;
     __syncthreads();  // the states of all warps are stored
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   constexpr int kGroup = Config::kGroup, kVectors = Config::kVectors;
   constexpr int kEdges = ceil_div(Row<Element>::kMaxEdges, kGroup);
   auto& smem = dynamic_shared<SharedStorage<Config>>();
-  // Vectors that exceed the registers. One thread alone writes and reads each: no barrier.
+  // Vectors that exceed the registers. The thread that copies one also reads it: no barrier.
   auto* sX = reinterpret_cast<Vector<Element>*>(&smem + 1);  // [row.vectors - kGroup * kVectors]
   const int member = threadIdx.x % kGroup;
   const int64_t row_id = int64_t{blockIdx.x} * Config::kRows + threadIdx.x / kGroup;

@@ -5,8 +5,8 @@
 //           elements, one per lane. Only k probabilities are computed and written.
 // why       exp is monotonic, so the largest scores are the largest probabilities. Sampling needs
 //           neither the other probabilities nor a sort.
-// expect    1 read, instead of the 5 accesses of a safe softmax (3 reads, 1 write) and a search (1
-//           read).
+// expect    1 read per element, not the 5 accesses of a three-pass softmax (3 reads, 1 write)
+//           and a search (1 read).
 // supports  fp32, fp16, bf16; any number of rows and columns; --top-k up to 32
 // source    Milakov and Gimelshein 2018 (arXiv 1805.02867), section 4 and algorithm 4
 #include "attn/kernel.h"
@@ -15,7 +15,7 @@
 
 namespace ATTN_BACKEND::v6_softmax_topk {
 using namespace attn;
-using namespace softmax_vectors;  // Vector, load, store, quotient: kernels/vectors.h
+using namespace softmax_vectors;  // Vector, load, store, quotient (y of an x): kernels/vectors.h
 
 struct Config {
   static constexpr int kThreads = 256, kWarps = kThreads / 32;
@@ -133,7 +133,7 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
   state = warp_merge(lane_id < Config::kWarps ? smem.partial[lane_id] : SoftmaxState{});
   for (int w = 1; w < Config::kWarps; ++w) insert(best, lane_id < k ? smem.best[w][lane_id] : Entry{}, k);
 
-  // (3) k probabilities. If all elements of the row are -inf, its list is empty.
+  // (3) k probabilities; an empty list entry (column -1), as in a row of only -inf, gets 0.
   if (lane_id < k) {
     const float probability = best.column < 0 ? 0 : __expf(best.value - state.max) / state.sum;
     gValues[int64_t{blockIdx.x} * k + lane_id] = from_float<Element>(probability);

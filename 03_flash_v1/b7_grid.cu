@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   // (2) Issue K_j, V_j and the first rows.
   int visit = next_visit(0), stage = 0;
-  if (visit < group * num_m_blocks) {  // else no query row sees these keys
+  if (visit < group * num_m_blocks) {  // else these keys are masked for all rows
     load_tile_async<kBlockN, Config>(smem.sK, gK + k0 * kHeadDim, key0, shape.seqlen_k);
     load_tile_async<kBlockN, Config>(smem.sV, gV + k0 * kHeadDim, key0, shape.seqlen_k);
     load_rows(visit, stage);

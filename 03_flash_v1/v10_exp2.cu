@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     load_tile<kBlockN, kThreads, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k,
                                          threadIdx.x);
     cp_async_commit();
-    cp_async_wait<0>();  // V, too: no barrier of the block follows during the visits
+    cp_async_wait<0>();  // both groups: no block barrier follows before V is read
     __syncthreads();  // K and V are visible; groups run independently until the next K and V
     for (int following; row0 < end_row; row0 = following) {
       const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
@@ -325,7 +325,7 @@ __global__ void __launch_bounds__(Config::kThreads)
           p[m][n][0] = pack2<Element>(s[m][n][0], s[m][n][1]),
           p[m][n][1] = pack2<Element>(s[m][n][2], s[m][n][3]);
 
-      // (5) P V over this warp's keys. (6) The slices of the other warps come first, through sO.
+      // (5) P V over this warp's keys. (6) The slices that other warps own come first, through sO.
       //! [exchange]
       const Element* const v_tile = smem.sV + warp_n * kWarpKeys * kHeadDim;
 #pragma unroll

@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         }
       //! [softmax]
 
-      // (5) P V over this warp's keys. (6) The slices of the other warps come first, through sO.
+      // (5) P V over this warp's keys. (6) The slices that other warps own come first, through sO.
       //! [exchange]
       const Element* const v_tile = smem.sV + warp_n * kWarpKeys * kHeadDim;
 #pragma unroll

@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(Config::kThreads)
           p[m][n][0] = pack2<Element>(s[m][n][0], s[m][n][1]),
           p[m][n][1] = pack2<Element>(s[m][n][2], s[m][n][3]);
 
-      // (5) P V over this warp's keys. (6) The slices of the other warps come first, through sO.
+      // (5) P V over this warp's keys. (6) The slices that other warps own come first, through sO.
       //! [exchange]
       const Element* const v_tile = smem.sV + warp_n * kWarpKeys * kHeadDim;
 #pragma unroll

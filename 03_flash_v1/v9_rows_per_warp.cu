@@ -1,10 +1,10 @@
 // v9_rows_per_warp: 32 rows per warp; each fragment of K or V feeds two MMAs.
 //
 // parent    v8_warp_pair_barriers
-// change    A warp has two tiles of 16 rows (kTiles = 2) that share every fragment of K and V. O of
-//           32 rows does not fit in the registers, so P V computes one slice of columns at a time.
-// why       In the parent each MMA waits for an ldmatrix of its own. Here half as many ldmatrix
-//           serve the same MMAs, and a second MMA can issue while one is in flight.
+// change    kTiles is 2 instead of 1: a warp has two tiles of 16 rows that share every fragment of
+//           K and V. Nothing else changes; P V goes slice by slice, as in the parent.
+// why       In the parent an ldmatrix.x4 of K or V serves two MMAs. Here it serves four: half as
+//           many ldmatrix for the same MMAs, so more MMAs can issue after each.
 // expect    l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum: half the reads per MMA.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     load_tile<kBlockN, kThreads, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k,
                                          threadIdx.x);
     cp_async_commit();
-    cp_async_wait<0>();  // V, too: no barrier of the block follows during the visits
+    cp_async_wait<0>();  // both groups: no block barrier follows before V is read
     __syncthreads();  // K and V are visible; groups run independently until the next K and V
     for (int following; row0 < end_row; row0 = following) {
       const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
@@ -328,7 +328,7 @@ __global__ void __launch_bounds__(Config::kThreads)
           p[m][n][0] = pack2<Element>(s[m][n][0], s[m][n][1]),
           p[m][n][1] = pack2<Element>(s[m][n][2], s[m][n][3]);
 
-      // (5) P V over this warp's keys. (6) The slices of the other warps come first, through sO.
+      // (5) P V over this warp's keys. (6) The slices that other warps own come first, through sO.
       //! [exchange]
       const Element* const v_tile = smem.sV + warp_n * kWarpKeys * kHeadDim;
 #pragma unroll

@@ -47,7 +47,7 @@ struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  Sequence sequence;  // kept here to save registers: the epilogue reads both, masks read row0
+  Sequence sequence;  // offsets and lengths (kernels/tiles.h); here, like row0, to save registers
   int row0;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)
 };
@@ -103,7 +103,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
   const int tid = thread_index(), q = q_offset<Config>();
   const int k = 2 * swizzled_offset<Config::kHeadDim>(tid / 16 % 2 * 8 + tid % 8, tid / 8 % 2 * 8);
   const auto load_k = [&](int i) {
-    const char* const rows = sK + i % kKeySteps * 16 * Config::kRowBytes;
+    const char* const rows = sK + i % kKeySteps * 16 * Config::kRowBytes;  // 16 keys
     ldmatrix_x4(b[i % 2], rows + swizzle_advance<Config::kSwizzleChunks>(k, i / kKeySteps * 16));
   };
   const auto load_q = [&](int step) {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
   for (int step = 0; step < kColSteps; ++step) {
     load_q(step + 1);
     // % kCount only keeps the index valid where rQ is not used.
-    const auto& rows = step < Config::kQSteps ? rQ[step % kCount] : a[step % 2];
+    const auto& rows = step < Config::kQSteps ? rQ[step % kCount] : a[step % 2];  // Q
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; n += 2) {
       const int i = step * kKeySteps + n / 2;
@@ -180,7 +180,7 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHead
   const int tid = thread_index();
   const int v = 2 * swizzled_offset<Config::kHeadDim>(tid % 16, tid / 16 % 2 * 8);
   const auto load_v = [&](int i) {
-    const char* const rows = sV + i / kColSteps * 16 * Config::kRowBytes;
+    const char* const rows = sV + i / kColSteps * 16 * Config::kRowBytes;  // 16 keys
     ldmatrix_x4_trans(b[i % 2],
                       rows + swizzle_advance<Config::kSwizzleChunks>(v, i % kColSteps * 16));
   };
@@ -272,8 +272,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const bool idle =
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
-    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits
-    // wait for all groups.
+    // (2) Issue V_j: in flight during Q K^T. At each of the two waits at most one cp.async group is
+    // in flight, so cp_async_wait<0> waits for that group only.
     //! [pipeline]
     cp_async_wait<0>();
     __syncthreads();  // K_j is visible; all warps have read V_j-1

@@ -31,7 +31,7 @@ struct SharedStorage {
   alignas(128) Element sK[Config::kStages][Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];                   // [kBlockM, d]
-  Sequence sequence;  // kept here to save registers: the epilogue reads both, masks read row0
+  Sequence sequence;  // offsets and lengths (kernels/tiles.h); here, like row0, to save registers
   int row0;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)
 };
@@ -87,7 +87,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
   const int tid = thread_index(), q = q_offset<Config>();
   const int k = 2 * swizzled_offset<Config::kHeadDim>(tid / 16 % 2 * 8 + tid % 8, tid / 8 % 2 * 8);
   const auto load_k = [&](int i) {
-    const char* const rows = sK + i % kKeySteps * 16 * Config::kRowBytes;
+    const char* const rows = sK + i % kKeySteps * 16 * Config::kRowBytes;  // 16 keys
     ldmatrix_x4(b[i % 2], rows + swizzle_advance<Config::kSwizzleChunks>(k, i / kKeySteps * 16));
   };
   const auto load_q = [&](int step) {
@@ -100,7 +100,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
   for (int step = 0; step < kColSteps; ++step) {
     load_q(step + 1);
     // % kCount only keeps the index valid where rQ is not used.
-    const auto& rows = step < Config::kQSteps ? rQ[step % kCount] : a[step % 2];
+    const auto& rows = step < Config::kQSteps ? rQ[step % kCount] : a[step % 2];  // Q
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; n += 2) {
       const int i = step * kKeySteps + n / 2;
@@ -164,7 +164,7 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHead
   const int tid = thread_index();
   const int v = 2 * swizzled_offset<Config::kHeadDim>(tid % 16, tid / 16 % 2 * 8);
   const auto load_v = [&](int i) {
-    const char* const rows = sV + i / kColSteps * 16 * Config::kRowBytes;
+    const char* const rows = sV + i / kColSteps * 16 * Config::kRowBytes;  // 16 keys
     ldmatrix_x4_trans(b[i % 2],
                       rows + swizzle_advance<Config::kSwizzleChunks>(v, i % kColSteps * 16));
   };

@@ -43,10 +43,10 @@ __host__ __device__ constexpr int swizzled_offset(int row, int col) {
 template <int kHeadDim>
 constexpr bool free_of_conflicts() {
   for (int col = 0; col < kHeadDim; col += 16)
-    if (ldmatrix_access(
+    if (ldmatrix_access(  // Q and V
             [=](int l) { return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8); }, 4)
                 .conflicts() > 0 ||
-        ldmatrix_access(
+        ldmatrix_access(  // K
             [=](int l) {
               return 2 * swizzled_offset<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8);
             },
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int lane_id = threadIdx.x % 32, warp_rows = threadIdx.x / 32 * kWarpRows;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
-  // Longest query tiles first (LPT order), across all heads.
+  // Longest query tiles first (LPT order: longest processing time first), across all heads.
   const int row0 = (num_m_blocks - 1 - blockIdx.x / num_heads) * kBlockM;
   const int64_t bh = blockIdx.x % num_heads, bh_kv = bh / (shape.heads / shape.kv_heads);
   const int64_t q0 = bh * shape.seqlen_q;  // first row of this head

@@ -5,7 +5,7 @@
 //           too. Four numbers bound the ranges. The loop body is compiled twice: for masked blocks,
 //           and for unmasked ones, which compare no index. In a masked block a warp skips
 //           the MMAs if all its rows are masked.
-// why       The parent tests for a mask in every block.
+// why       The parent compares indices in every block, also where no key is masked.
 // expect    sm__inst_executed.sum falls; with a causal mask so do the MMAs
 //           (sm__ops_path_tensor_src_bf16_dst_fp32.sum).
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; softmax_scale >= 1e-37
@@ -44,10 +44,10 @@ __host__ __device__ constexpr int swizzled_offset(int row, int col) {
 template <int kHeadDim>
 constexpr bool free_of_conflicts() {
   for (int col = 0; col < kHeadDim; col += 16)
-    if (ldmatrix_access(
+    if (ldmatrix_access(  // Q and V
             [=](int l) { return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8); }, 4)
                 .conflicts() > 0 ||
-        ldmatrix_access(
+        ldmatrix_access(  // K
             [=](int l) {
               return 2 * swizzled_offset<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8);
             },
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int lane_id = threadIdx.x % 32, warp_rows = threadIdx.x / 32 * kWarpRows;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
-  // Longest query tiles first (LPT order), across all heads.
+  // Longest query tiles first (LPT order: longest processing time first), across all heads.
   const int row0 = (num_m_blocks - 1 - blockIdx.x / num_heads) * kBlockM;
   const int64_t bh = blockIdx.x % num_heads, bh_kv = bh / (shape.heads / shape.kv_heads);
   const int64_t q0 = bh * shape.seqlen_q;  // first row of this head
@@ -181,8 +181,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const bool idle =
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
-    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits
-    // wait for all groups.
+    // (2) Issue V_j: in flight during Q K^T. At each of the two waits at most one cp.async group is
+    // in flight, so cp_async_wait<0> waits for that group only.
     //! [pipeline]
     cp_async_wait<0>();
     __syncthreads();  // K_j is visible; all warps have read V_j-1

@@ -44,10 +44,10 @@ __host__ __device__ constexpr int swizzled_offset(int row, int col) {
 template <int kHeadDim>
 constexpr bool free_of_conflicts() {
   for (int col = 0; col < kHeadDim; col += 16)
-    if (ldmatrix_access(
+    if (ldmatrix_access(  // Q and V
             [=](int l) { return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8); }, 4)
                 .conflicts() > 0 ||
-        ldmatrix_access(
+        ldmatrix_access(  // K
             [=](int l) {
               return 2 * swizzled_offset<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8);
             },
@@ -64,7 +64,7 @@ struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  Sequence sequence;  // kept here to save registers: the epilogue reads both, masks read row0
+  Sequence sequence;  // offsets and lengths (kernels/tiles.h); here, like row0, to save registers
   int row0;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)
 };
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kTiles = Config::kTiles, kWarpRows = Config::kWarpRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
-  // Longest query tiles first (LPT order), across all heads.
+  // Longest query tiles first (LPT order: longest processing time first), across all heads.
   const int row0 = (num_m_blocks - 1 - blockIdx.x / num_heads) * kBlockM;
   const int bh = blockIdx.x % num_heads;
   const Sequence sequence = sequence_of(shape, bh, kHeadDim);
@@ -182,8 +182,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const bool idle =
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
-    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits
-    // wait for all groups.
+    // (2) Issue V_j: in flight during Q K^T. At each of the two waits at most one cp.async group is
+    // in flight, so cp_async_wait<0> waits for that group only.
     //! [pipeline]
     cp_async_wait<0>();
     __syncthreads();  // K_j is visible; all warps have read V_j-1

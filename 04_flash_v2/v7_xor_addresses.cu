@@ -34,8 +34,9 @@ struct Config {
 };
 
 // Byte offset `cols` columns further along the row: XOR within a span of kSwizzleChunks chunks,
-// addition from span to span. Valid because these bits are 0 at a row's start, for an `offset` in
-// chunk column 0, and in column 1 if `cols` is a multiple of 16.
+// addition from span to span. Example, row 5 at d=128: chunk 0 is at 5 * 256 + (0 ^ 5) * 16 = 1360,
+// chunk 6 at 5 * 256 + (6 ^ 5) * 16 = 1328 = 1360 ^ 6 * 16. Valid because the XOR changes bits that
+// are 0 at a row's start, for an `offset` in chunk 0, and in chunk 1 if `cols` is a multiple of 16.
 template <int kSwizzleChunks>
 __host__ __device__ constexpr int swizzle_advance(int offset, int cols) {
   return (offset ^ (2 * (cols % (8 * kSwizzleChunks)))) +
@@ -56,10 +57,10 @@ __host__ __device__ constexpr int swizzled_offset(int row, int col) {
 template <int kHeadDim>
 constexpr bool free_of_conflicts() {
   for (int col = 0; col < kHeadDim; col += 16)
-    if (ldmatrix_access(
+    if (ldmatrix_access(  // Q and V
             [=](int l) { return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8); }, 4)
                 .conflicts() > 0 ||
-        ldmatrix_access(
+        ldmatrix_access(  // K
             [=](int l) {
               return 2 * swizzled_offset<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8);
             },
@@ -83,7 +84,7 @@ struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  Sequence sequence;  // kept here to save registers: the epilogue reads both, masks read row0
+  Sequence sequence;  // offsets and lengths (kernels/tiles.h); here, like row0, to save registers
   int row0;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)
 };
@@ -125,7 +126,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
   const int q = 2 * swizzled_offset<Config::kHeadDim>(row, tid / 16 % 2 * 8);
   const int k = 2 * swizzled_offset<Config::kHeadDim>(tid / 16 % 2 * 8 + tid % 8, tid / 8 % 2 * 8);
   const auto load_k = [&](int i) {
-    const char* const rows = sK + i % kKeySteps * 16 * Config::kRowBytes;
+    const char* const rows = sK + i % kKeySteps * 16 * Config::kRowBytes;  // 16 keys
     ldmatrix_x4(b[i % 2], rows + swizzle_advance<Config::kSwizzleChunks>(k, i / kKeySteps * 16));
   };
   const auto load_q = [&](int step) {
@@ -140,7 +141,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 #pragma unroll
   for (int step = 0; step < kColSteps; ++step) {
     load_q(step + 1);
-    const auto& rows = a[step % 2];
+    const auto& rows = a[step % 2];  // fragments of Q
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; n += 2) {
       const int i = step * kKeySteps + n / 2;
@@ -166,7 +167,7 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHead
   const int tid = thread_index();
   const int v = 2 * swizzled_offset<Config::kHeadDim>(tid % 16, tid / 16 % 2 * 8);
   const auto load_v = [&](int i) {
-    const char* const rows = sV + i / kColSteps * 16 * Config::kRowBytes;
+    const char* const rows = sV + i / kColSteps * 16 * Config::kRowBytes;  // 16 keys
     ldmatrix_x4_trans(b[i % 2],
                       rows + swizzle_advance<Config::kSwizzleChunks>(v, i % kColSteps * 16));
   };
@@ -202,7 +203,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   constexpr int kSwizzleChunks = Config::kSwizzleChunks;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const auto bytes = [](const auto& tile) { return reinterpret_cast<const char*>(&tile); };
-  // Longest query tiles first (LPT order), across all heads.
+  // Longest query tiles first (LPT order: longest processing time first), across all heads.
   const int row0 = (num_m_blocks - 1 - blockIdx.x / num_heads) * kBlockM;
   const int bh = blockIdx.x % num_heads;
   const Sequence sequence = sequence_of(shape, bh, kHeadDim);
@@ -240,8 +241,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const bool idle =
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
-    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits
-    // wait for all groups.
+    // (2) Issue V_j: in flight during Q K^T. At each of the two waits at most one cp.async group is
+    // in flight, so cp_async_wait<0> waits for that group only.
     //! [pipeline]
     cp_async_wait<0>();
     __syncthreads();  // K_j is visible; all warps have read V_j-1
