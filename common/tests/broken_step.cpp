@@ -190,7 +190,7 @@ int main(int argc, char** argv) {
   const HostTensors inputs = draw_inputs(p, op.inputs(p));
   const std::vector<Expected> expected = expected_of(step, p, inputs, {});
   // The unchanged step runs under many schedules in another test.
-  const uint64_t schedules = version.reason.empty() ? 3 : 12;
+  const uint64_t schedules = version.reason.empty() ? 3 : 36;
   for (uint64_t schedule = 1; schedule <= schedules; ++schedule) {
     choose_schedule(schedule);
     if (takes(step, "streams")) {  // two concurrent launches in half of the runs
