@@ -176,6 +176,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
       const int stage = rows.index(), tile = head * num_m_blocks + m_block;
       const int row0 = m_block * Config::kBlockM;
       mbarrier_wait(&smem.q_empty[stage], rows.phase() ^ 1);  // passes at once the first time
+      fence_proxy_async();  // lse and D have been read by ordinary loads; TMA overwrites them
       mbarrier_arrive_expect_tx(&smem.q_full[stage], kRowsBytes);
       tma_load(smem.sQ[stage], mapQ, &smem.q_full[stage], {0, row0, 0, head});
       tma_load(smem.sLse[stage], mapRows, &smem.q_full[stage], {0, 0, tile});
@@ -264,12 +265,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     store_ds<Config>(sdS, ds);
 
     issue_gradient<Config>(dv, p, smem.sdO[stage]);
-    fence_proxy_async();  // dS before wgmma reads it; lse and D before TMA overwrites them
     wgmma_wait<0>(dv);
     consumer_release(&smem.do_empty[stage]);
     issue_gradient<Config>(dk, ds, smem.sQ[stage]);
     wgmma_wait<0>(dk);
     consumer_release(&smem.q_empty[stage]);
+    fence_proxy_async();
     // dS of both warpgroups is visible to wgmma, and the other buffer is no longer read
     named_barrier_sync(kScores, Config::kConsumerThreads);
     issue_dq<Config>(dq, sdS, sK, warpgroup);
