@@ -96,7 +96,7 @@ __global__ void cluster_ring_kernel(float* gOut, [[maybe_unused]] int planted) {
   if (fault == kNoClusterSyncAtEnd) return;
   if (fault != kNoWaitForPeer) mbarrier_wait_cluster(&smem.ready, 0);
   for (unsigned i = threadIdx.x; i < kBulkRow; i += blockDim.x) smem.row[i] = -1;
-  cluster_sync();  // nobody's shared memory goes while it is used
+  cluster_sync();  // no block ends while its shared memory is used
 }
 
 Status cluster_ring(const KernelArguments& args) {

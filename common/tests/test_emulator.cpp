@@ -309,7 +309,7 @@ TEST_CASE("a barrier that some threads never reach is reported", "[emulator]") {
     CHECK(launch_with_seed(1, barrier_for_some, dim3(1), dim3(64), threads).ok());
 }
 
-// An accumulator that nobody has cleared.
+// An accumulator that is not cleared.
 [[gnu::noinline]] __device__ void keep_in_memory(float* p) { asm volatile("" ::"r"(p) : "memory"); }
 __global__ void add_to_nothing(float* out) {
   float sum[4];

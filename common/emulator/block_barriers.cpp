@@ -1,0 +1,383 @@
+// Where threads of a block, a warp or a cluster wait for each other: barriers and warp collectives.
+#include <algorithm>
+#include <cstring>
+
+#include "emulator/simt.h"
+
+namespace attn::emulator {
+
+void Block::wait_block(const char* what, Place place) {
+  leave_if_failed();
+  if (!barrier_.empty() && !(threads_[barrier_.front()].place == place))
+    fail(what, place,
+         "while " + name(barrier_.front()) + " waits in another one, at " +
+             threads_[barrier_.front()].place.text() + ": a divergent barrier");
+  arrive(meeting_, running_);
+  barrier_.push_back(running_);
+  if (barrier_.size() + exited_ < threads_.size()) return suspend(what, place);
+  barrier_.pop_back();
+  go_on(open_block_barrier(), running_);
+}
+
+std::shared_ptr<const Epochs> Block::open_block_barrier() {
+  auto known = std::make_shared<const Epochs>(std::exchange(meeting_, {}).known);
+  for (std::size_t t : barrier_) {
+    go_on(known, t);
+    make_ready(t);
+  }
+  // Those who have left know of nothing more, and do nothing.
+  // Nor do those of one block know of others in the cluster, who use its shared memory as well.
+  if (races_ && exited_ == 0 && cluster_->blocks.size() == 1) races_->all_met(shadow_);
+  barrier_.clear();
+  return known;
+}
+
+void Block::named_barrier(const char* what, Place place, std::size_t id, std::size_t count,
+                          bool wait) {
+  leave_if_failed();
+  if (id == 0) fail(what, place, "with barrier 0, which is __syncthreads's: 1 to 15 are free");
+  if (id >= named_.size() || count % kWarpSize != 0 || count == 0 || count > round_up_to_warps())
+    fail(what, place,
+         "with barrier " + std::to_string(id) + " and " + std::to_string(count) +
+             " threads: 16 barriers, a multiple of 32 up to the block's threads");
+  Named& barrier = named_[id];
+  if (barrier.arrived > 0 && barrier.count != count)
+    fail(what, place,
+         "for " + std::to_string(count) + " threads, while others wait there for " +
+             std::to_string(barrier.count));
+  barrier.count = count;
+  if (barrier.arrivals.empty()) barrier.arrivals.resize(threads_.size());
+  ++barrier.arrivals[running_];
+  arrive(barrier.meeting, running_);
+  if (++barrier.arrived == count) require_whole_warps(what, place, barrier);
+  if (barrier.arrived < count) {
+    if (!wait) return let_others_run(what, place);
+    barrier.waiting.push_back(running_);
+    return suspend(what, place);
+  }
+  const auto known = std::make_shared<const Epochs>(std::move(barrier.meeting.known));
+  for (std::size_t t : barrier.waiting) {
+    go_on(known, t);
+    make_ready(t);
+  }
+  if (wait) go_on(known, running_);
+  barrier = {};
+  if (!wait) let_others_run(what, place);
+}
+
+// A GPU counts 32 for a warp, however many of its lanes arrive. PTX ISA, "barrier{.cta}".
+void Block::require_whole_warps(const char* what, Place place, const Named& barrier) const {
+  for (std::size_t first = 0; first < threads_.size(); first += kWarpSize) {
+    const std::size_t end = std::min(first + kWarpSize, threads_.size());
+    const auto times = [&](std::size_t t) { return barrier.arrivals[t]; };
+    std::size_t lanes = 0, most = 0;
+    for (std::size_t t = first; t < end; ++t)
+      lanes += times(t) > 0, most = std::max<std::size_t>(most, times(t));
+    for (std::size_t t = first; t < end; ++t)
+      if (lanes > 0 && times(t) != most)
+        fail(what, place,
+             "while of the warp of " + name(first) + " " + std::to_string(lanes) + " of " +
+                 std::to_string(end - first) +
+                 " lanes have arrived: the barrier takes whole warps, and counts 32 for each");
+  }
+}
+
+void Block::mbarrier_init(const char* what, Place place, const void* at, std::size_t count) {
+  if (reinterpret_cast<std::uintptr_t>(at) % 8 != 0 || count == 0)
+    fail(what, place,
+         "for " + std::to_string(count) + " threads: at least one, at a multiple of 8 bytes");
+  access(Kind::write, what, place, at, sizeof(std::uint64_t));
+  mbarriers_.insert_or_assign(at, MBarrier(count, running_));
+}
+
+void Block::mbarrier_init_fence() {
+  for (auto& [at, barrier] : mbarriers_) barrier.make_known(running_);
+}
+
+void Block::mbarrier_arrive(const char* what, Place place, const void* at, std::size_t bytes) {
+  leave_if_failed();
+  MBarrier& barrier = mbarrier_of(what, place, at);
+  access(Kind::atomic, what, place, at, sizeof(std::uint64_t));
+  if (barrier.all_arrived()) end_phase(*this, barrier);
+  if (barrier.all_arrived())
+    fail(what, place, "once more than the barrier counts in a phase: " + barrier_text(at));
+  arrive(barrier.meeting, running_);
+  if (barrier.arrive(bytes)) end_phase(*this, barrier);
+  let_others_run(what, place);
+}
+
+void Block::mbarrier_copy(const char* what, Place place, const void* at, void* to,
+                          std::size_t bytes, std::function<void()> work, const BlockList& source) {
+  mbarrier_copy_to(rank_, what, place, at, to, bytes, std::move(work), source);
+}
+
+// Of the block's own, or of another one of the cluster: `this` is the block that issues it.
+void Block::mbarrier_copy_to(unsigned rank, const char* what, Place place, const void* at, void* to,
+                             std::size_t bytes, std::function<void()> work,
+                             const BlockList& source) {
+  Block& owner = *cluster_->blocks[rank];
+  leave_if_failed();
+  if (&owner != this && owner.over()) fail(what, place, "to a block of the cluster that has ended");
+  owner.require_shared(what, place, "a destination", to, bytes);
+  MBarrier& barrier = owner.mbarrier_of(what, place, at);
+  if (!barrier.known_to_copies())
+    fail(what, place, "on a barrier without mbarrier_init_fence since its mbarrier_init");
+  if (&owner == this)
+    access(Kind::atomic, what, place, at, sizeof(std::uint64_t));
+  else
+    access_cluster(Kind::atomic, what, place, at, sizeof(std::uint64_t));
+  // While the copy is in flight the destination is undefined: a thread that reads there gets
+  // NaN.
+  const bool early = happens_early();
+  if (!early) std::memset(to, 0xFF, bytes);
+  if (races_) {
+    const std::uint32_t epoch = barrier.phase() + 1;
+    Races::Access writes = async(barrier.who, epoch, Kind::write, what, place);
+    writes.proxy = Space::shared;
+    owner.async_access(writes, to, bytes);
+    Races::Access reads = async(barrier.who, epoch, Kind::read, what, place);
+    source([&](const void* first, std::size_t n) {
+      const bool is_shared = shared_byte(first).has_value();
+      if (!is_shared && !grid_.races) return;
+      reads.proxy = is_shared ? Space::shared : Space::global;
+      async_access(reads, first, n);
+    });
+  }
+  const bool ends = [&] {
+    const Internal internal(internal_);
+    return barrier.copy(bytes, early, std::move(work));
+  }();
+  if (ends) end_phase(owner, barrier);
+}
+
+void Block::mbarrier_wait(const char* what, Place place, const void* at, unsigned parity) {
+  leave_if_failed();
+  MBarrier& barrier = mbarrier_of(what, place, at);
+  access(Kind::atomic_read, what, place, at, sizeof(std::uint64_t));
+  while (barrier.phase() % 2 == parity) {
+    end_phase(*this, barrier);
+    if (barrier.phase() % 2 != parity) break;
+    barrier.wait(running_);
+    threads_[running_].barrier = at;
+    suspend(what, place);
+    threads_[running_].barrier = nullptr;
+  }
+  barrier.note_wait();
+  go_on(barrier.ended, running_);
+}
+
+MBarrier& Block::mbarrier_of(const char* what, Place place, const void* at) {
+  const auto it = mbarriers_.find(at);
+  if (it == mbarriers_.end()) fail(what, place, "on a barrier that nobody has initialised");
+  return it->second;
+}
+
+// The barrier may be of another block of the cluster.
+void Block::end_phase(Block& owner, MBarrier& barrier) {
+  {
+    const Internal internal(internal_);
+    if (!barrier.end_phase()) return;
+  }
+  if (races_) {
+    if (barrier.who != AsyncQueue::kNobody)
+      Order::set(barrier.meeting.known, barrier.who, barrier.phase());
+    barrier.ended = std::make_shared<const Epochs>(barrier.meeting.known);
+    barrier.meeting.last = nullptr;
+  }
+  grid_.spins = grid_.slices = 0;
+  for (std::size_t t : barrier.take_waiting()) owner.make_ready(t);
+}
+
+void Block::meet_warp(const char* what, Place place, unsigned mask, void* mine,
+                      const Finish& finish, bool orders) {
+  leave_if_failed();
+  const std::size_t warp = running_ / kWarpSize;
+  mask &= full_mask();
+  if (!(mask >> lane() & 1)) fail(what, place, "with a mask that does not name its lane");
+  std::vector<Collective>& open = warps_[warp];
+  // Lanes of a smaller mask may meet while the rest already waits for them further on. What can
+  // never end is two lanes that wait for each other in different places. Only __syncwarp may stand
+  // in several.
+  auto it = std::find_if(open.begin(), open.end(), [&](const Collective& c) {
+    return c.mask == mask && (orders || c.place == place) &&
+           (c.what == what || std::strcmp(c.what, what) == 0);
+  });
+  if (it == open.end()) {
+    for (const Collective& c : open)
+      if ((c.mask >> lane() & 1) && (c.arrived & mask))
+        fail(what, place,
+             std::string("while a lane of its warp waits in ") + c.what + " at " + c.place.text() +
+                 ": a divergent warp");
+    it = open.insert(open.end(), Collective{what, place, mask, 0, {}});
+  }
+  it->operands[lane()] = mine;
+  it->arrived |= 1u << lane();
+  if (it->arrived != mask) return suspend(what, place);
+  std::array<void*, kWarpSize> all{};
+  Meeting meeting;
+  for (std::size_t l = 0; l < kWarpSize; ++l) {
+    if (!(mask >> l & 1)) continue;
+    all[l] = it->operands[l];
+    if (l != lane()) make_ready(warp * kWarpSize + l);
+    if (orders) arrive(meeting, warp * kWarpSize + l);
+  }
+  if (orders && races_) {
+    const auto known = std::make_shared<const Epochs>(std::move(meeting.known));
+    for (std::size_t l = 0; l < kWarpSize; ++l)
+      if (mask >> l & 1) go_on(known, warp * kWarpSize + l);
+  }
+  open.erase(it);
+  const Internal internal(internal_);
+  finish(all);
+}
+
+void Block::wait_syncwarp(Place place, unsigned mask) {
+  meet_warp(
+      "__syncwarp", place, mask, this, [](const auto&) {}, true);
+}
+
+unsigned Block::full_mask() const {
+  const std::size_t first = running_ - lane();
+  const std::size_t lanes = std::min(kWarpSize, threads_.size() - first);
+  return lanes == kWarpSize ? ~0u : (1u << lanes) - 1;
+}
+
+// ---- clusters ---------------------------------------------------------------------------------
+
+Block& Block::owner_of(const char* what, Place place, const void* at) const {
+  for (Block* block : cluster_->blocks)
+    if (const auto offset =
+            static_cast<std::size_t>(static_cast<const std::byte*>(at) - block->shared_.get());
+        offset < block->shared_bytes_) {
+      if (block != this && block->over())
+        fail(what, place,
+             "on shared memory of a block of the cluster that has ended: cluster_sync keeps it");
+      return *block;
+    }
+  fail(what, place, "on an address outside of the cluster's dynamic shared memory");
+}
+
+void* Block::map_shared(const char* what, Place place, const void* at, unsigned rank) const {
+  if (rank >= cluster_->blocks.size())
+    fail(what, place,
+         "of rank " + std::to_string(rank) + " in a cluster of " +
+             std::to_string(cluster_->blocks.size()));
+  const Block& owner = owner_of(what, place, at);
+  return cluster_->blocks[rank]->shared_.get() +
+         (static_cast<const std::byte*>(at) - owner.shared_.get());
+}
+
+void Block::access_cluster(Kind kind, const char* what, Place place, const void* at,
+                           std::size_t bytes) {
+  leave_if_failed();
+  Block& owner = owner_of(what, place, at);
+  owner.require_shared(what, place, "an address", at, bytes);
+  if (&owner == this) return access(kind, what, place, at, bytes);
+  if (!races_ || internal_) return;
+  const std::size_t byte = *owner.shared_byte(at);
+  Races::Access now = races_->by_thread(number(running_), kind, what, place, at);
+  if (const std::string* race =
+          races_->touch(now, {owner.shadow_, owner.shared_name_}, byte, bytes))
+    throw KernelError(*race);
+}
+
+void Block::cluster_arrive(const char* what, Place place) {
+  leave_if_failed();
+  Thread& self = threads_[running_];
+  if (self.cluster_phase > cluster_->phase) fail(what, place, "twice without cluster_wait between");
+  self.cluster_phase = cluster_->phase + 1;
+  arrive(cluster_->meeting, running_);
+  ++cluster_->arrived;
+  const std::size_t all = cluster_->blocks.size() * threads_.size();
+  if (cluster_->arrived + cluster_->left == all) end_cluster_phase();
+  let_others_run(what, place);
+}
+
+void Block::end_cluster_phase() {
+  cluster_->known = std::make_shared<const Epochs>(std::exchange(cluster_->meeting, {}).known);
+  cluster_->arrived = 0;
+  ++cluster_->phase;
+  for (auto& [block, t] : std::exchange(cluster_->waiting, {})) block->make_ready(t);
+}
+
+void Block::cluster_wait(const char* what, Place place) {
+  leave_if_failed();
+  const std::size_t phase = threads_[running_].cluster_phase;
+  if (phase == 0) fail(what, place, "without cluster_arrive before it");
+  while (cluster_->phase < phase) {
+    cluster_->waiting.emplace_back(this, running_);
+    suspend(what, place);
+  }
+  threads_[running_].cluster_phase = 0;
+  go_on(cluster_->known, running_);
+}
+
+// Threads that have left do not count, as at the barrier of a block.
+void Block::leave_cluster() {
+  ++cluster_->left;
+  if (threads_[running_].cluster_phase > cluster_->phase) --cluster_->arrived;  // counts once
+  const std::size_t all = cluster_->blocks.size() * threads_.size();
+  if (!failure_ && cluster_->left < all && cluster_->arrived + cluster_->left == all)
+    end_cluster_phase();
+}
+
+void Block::mbarrier_arrive_cluster(const char* what, Place place, const void* at) {
+  leave_if_failed();
+  Block& owner = owner_of(what, place, at);
+  MBarrier& barrier = owner.mbarrier_of(what, place, at);
+  access_cluster(Kind::atomic, what, place, at, sizeof(std::uint64_t));
+  if (barrier.all_arrived()) end_phase(owner, barrier);
+  if (barrier.all_arrived())
+    fail(what, place, "once more than the barrier counts in a phase: " + owner.barrier_text(at));
+  arrive(barrier.meeting, running_);
+  if (barrier.arrive(0)) end_phase(owner, barrier);
+  let_others_run(what, place);
+}
+
+void Block::grid_dependency_wait() {
+  if (grid_.races && grid_.before) races_->order().take(number(running_), grid_.before);
+}
+
+// "full[1] is in phase 3: 31 of 32 threads have arrived, 128 bytes announced, 112 of them in
+// flight".
+std::string Block::barrier_text(const void* at) const {
+  const auto it = mbarriers_.find(at);
+  if (it == mbarriers_.end()) return "an mbarrier that nobody has initialised";
+  const MBarrier& barrier = it->second;
+  const auto byte = shared_byte(at);
+  std::string text = "mbarrier " + (byte ? word_name(*byte) : std::string("?")) + " is in phase " +
+                     std::to_string(barrier.phase()) + ": " + std::to_string(barrier.arrived()) +
+                     " of " + std::to_string(barrier.count()) + " threads have arrived";
+  const std::ptrdiff_t in_flight = barrier.in_flight(), missing = barrier.missing_bytes();
+  if (in_flight == 0 && missing == 0) return text;
+  return text + ", " + std::to_string(in_flight + missing) + " bytes are announced, " +
+         std::to_string(in_flight) + " in flight";
+}
+
+// A barrier that is left in the middle of a phase has got an arrival too many or too few, a phase
+// or more before; a copy that was not waited for may write to the next block's shared memory.
+void Block::check_barriers() const {
+  for (const auto& [at, barrier] : mbarriers_) {
+    const std::string where = "block " + index_.text() + " ends ";
+    if (barrier.copies_unawaited())
+      throw KernelError(
+          where + "before anybody has waited for copies to shared memory: " + barrier_text(at));
+    if (barrier.arrived() != 0 && !barrier.all_arrived())
+      throw KernelError(where + "in the middle of a phase: " + barrier_text(at) +
+                        ": probably an arrival too many or too few");
+  }
+}
+
+// What a thread leaves in flight when it ends.
+void Block::check_unawaited() const {
+  for (std::size_t t = 0; t < threads_.size(); ++t) {
+    const AsyncWork& work = threads_[t].work;
+    const char* what = work.copies.pending()     ? "cp_async copies without cp_async_wait"
+                       : work.stores.pending()   ? "a TMA store without tma_store_wait"
+                       : work.products.pending() ? "wgmma without wgmma_wait"
+                                                 : nullptr;
+    if (what) throw KernelError(thread_name(t) + " ends with " + what);
+  }
+}
+
+}  // namespace attn::emulator
