@@ -203,6 +203,8 @@ function(attn_add_chapter chapter)
   target_include_directories(${chapter}_table PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   target_link_libraries(${chapter}_table PRIVATE attn attn_warnings)
   set(objects ${${chapter}_OBJECTS} $<TARGET_OBJECTS:${chapter}_table>)
+  set_property(GLOBAL APPEND PROPERTY ATTN_CHAPTERS ${chapter})  # for libattention
+  set_property(GLOBAL PROPERTY ${chapter}_LIBRARY ${objects})
   set(${chapter}_OBJECTS ${${chapter}_OBJECTS} PARENT_SCOPE)  # for attn_add_exercise
   set(${chapter}_HOPPER "${hopper}" PARENT_SCOPE)
   set(${chapter}_HOPPER_STEPS "${arg_HOPPER_STEPS}" PARENT_SCOPE)

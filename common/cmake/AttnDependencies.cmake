@@ -53,3 +53,13 @@ set(Boost_USE_STATIC_LIBS ON)
 find_package(Boost 1.71 QUIET COMPONENTS context)
 attn_fetch(Boost::context Boost https://github.com/boostorg/boost.git boost-1.84.0)
 find_package(Threads REQUIRED)
+
+# For tests. The first python3 may lack NumPy although the system's has it.
+foreach(candidate python3 /usr/bin/python3)
+  execute_process(COMMAND ${candidate} -c "import numpy" RESULT_VARIABLE status
+                  OUTPUT_QUIET ERROR_QUIET)
+  if(status EQUAL 0)
+    set(ATTN_PYTHON_WITH_NUMPY ${candidate})
+    break()
+  endif()
+endforeach()

@@ -22,36 +22,50 @@
 namespace attn::emulator {
 namespace {
 
-// The program in memory: where it lies, and the calling thread's variables.
+// The object in memory that holds the kernels: a program or a shared library. The emulator is
+// linked into that object (hidden symbols), so any address in this file identifies it.
 struct Loaded {
   std::uintptr_t base = 0;
-  std::byte* variables = nullptr;
+  std::string library;             ///< its file; empty: the program
+  std::byte* variables = nullptr;  ///< the calling thread's
   std::size_t bytes = 0;
 };
+constexpr char kHere = 0;
 const Loaded& loaded() {
-  static thread_local const Loaded program = [] {
+  // Access to this variable allocates the thread's variables of a library that dlopen has loaded.
+  static thread_local const Loaded object = [] {
     Loaded found;
     dl_iterate_phdr(
         [](dl_phdr_info* info, std::size_t, void* out) {
+          const auto here = reinterpret_cast<std::uintptr_t>(&kHere) - info->dlpi_addr;
           std::size_t bytes = 0;
-          for (int i = 0; i < info->dlpi_phnum; ++i)
-            if (info->dlpi_phdr[i].p_type == PT_TLS) bytes = info->dlpi_phdr[i].p_memsz;
-          *static_cast<Loaded*>(out) = {info->dlpi_addr,
+          bool holds = false;
+          for (int i = 0; i < info->dlpi_phnum; ++i) {
+            const ElfW(Phdr)& part = info->dlpi_phdr[i];
+            if (part.p_type == PT_TLS) bytes = part.p_memsz;
+            holds |= part.p_type == PT_LOAD && here - part.p_vaddr < part.p_memsz;
+          }
+          if (!holds) return 0;
+          *static_cast<Loaded*>(out) = {info->dlpi_addr, info->dlpi_name,
                                         static_cast<std::byte*>(info->dlpi_tls_data), bytes};
-          return 1;  // the program itself is the first
+          return 1;
         },
         &found);
     return found;
   }();
-  return program;
+  return object;
+}
+std::string file_of_object() {
+  if (!loaded().library.empty()) return loaded().library;
+  return "/proc/" + std::to_string(getpid()) + "/exe";
 }
 
-// The symbols of the program's file: functions by address, variables of threads by mangled name.
+// The symbols of that object's file: functions by address, variables of threads by mangled name.
 // Those of anonymous namespaces may be there several times, of several source files.
 struct Symbols {
   struct Function {
     std::string name;
-    int file;  // 0: the program has one of this name
+    int file;  // 0: the object has one of this name
   };
   struct Variable {
     std::uintptr_t offset;
@@ -65,7 +79,7 @@ struct Symbols {
   std::map<std::uintptr_t, const std::pair<const std::string, Variable>*> local;
 
   Symbols() {
-    const int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+    const int file = open(file_of_object().c_str(), O_RDONLY | O_CLOEXEC);
     struct stat status {};
     if (file < 0) return;
     if (fstat(file, &status) == 0) {
@@ -121,7 +135,8 @@ std::string variable_name(std::string_view mangled) {
 std::vector<StaticShared> static_shared(const void* function) {
   // Without them blocks on a thread of the host would share what each should have for itself.
   if (symbols().functions.empty())
-    throw KernelError("the program has no symbols (strip?), by which __shared__ is found");
+    throw KernelError((loaded().library.empty() ? "the program" : loaded().library) +
+                      " has no symbols (strip?), by which __shared__ is found");
   const Loaded& program = loaded();
   std::vector<StaticShared> found;
   const auto [first, last] =
@@ -165,8 +180,10 @@ std::string local_variable(const void* at) {
 // __launch_bounds__(n) puts n instructions that do nothing before the kernel (cuda_names.h); the
 // compiler lists where they begin.
 extern "C" {
-extern const std::uintptr_t __start___patchable_function_entries[] __attribute__((weak));
-extern const std::uintptr_t __stop___patchable_function_entries[] __attribute__((weak));
+extern const std::uintptr_t __start___patchable_function_entries[]
+    __attribute__((weak, visibility("hidden")));
+extern const std::uintptr_t __stop___patchable_function_entries[]
+    __attribute__((weak, visibility("hidden")));
 }
 
 std::size_t launch_bounds(const void* function) {
@@ -213,8 +230,8 @@ std::string line_of(std::uintptr_t return_address) {
 namespace {
 std::string ask_addr2line(std::uintptr_t offset) {
   char text[4096];
-  std::snprintf(text, sizeof text, "addr2line -i -e /proc/%d/exe 0x%zx 2>/dev/null",
-                static_cast<int>(getpid()), static_cast<std::size_t>(offset));
+  std::snprintf(text, sizeof text, "addr2line -i -e '%s' 0x%zx 2>/dev/null",
+                file_of_object().c_str(), static_cast<std::size_t>(offset));
   std::string last, any;
   if (const std::unique_ptr<FILE, int (*)(FILE*)> lines(popen(text, "r"), pclose); lines) {
     // Inlined functions come from the inside out; the first one that is not the machine's is the

@@ -1,6 +1,6 @@
 /// \file
-/// What the running program's own file says of its kernels (ELF, Linux): the static shared memory
-/// of a kernel, its launch bounds, the source line of an address.
+/// What the file of the program or library that holds the kernels says of them (ELF,
+/// Linux): the static shared memory of a kernel, its launch bounds, the source line of an address.
 #pragma once
 
 #include <cstddef>

@@ -26,6 +26,7 @@
 #include "report/roofline_svg.h"
 #include "report/summary.h"
 #include "report/tables.h"
+#include "report/which.h"
 
 namespace attn::report {
 namespace {
@@ -373,6 +374,8 @@ int run(int argc, const char* const* argv) {
                    "instead: check that this page is unchanged; exit 1 if not (guards against "
                    "accidents, not against intent)")
       ->excludes(page_files);
+  WhichArguments which_arguments;
+  CLI::App* which_command = add_which_command(app, which_arguments);
   EvidenceArguments evidence;
   int evidence_status = 0;
   add_evidence_commands(app, evidence, evidence_status);
@@ -395,6 +398,7 @@ int run(int argc, const char* const* argv) {
   if (*tables_command) return tables(pages, reports, check_only);
   if (*import_command) write_text(output, import_profile(results, counters, import_options));
   if (*diff_command) return diff(a, b, step_a, step_b, force);
+  if (*which_command) fmt::print("{}", which(which_arguments));
   if (*referee_command) return referee(results, counters, own);
   if (*roofline_command) write_text(output, roofline_svg(read_all(files)).text);
   if (*density_command) write_text(output, density_svg(read_all(files)));

@@ -56,7 +56,7 @@ for chapter in "${chapters[@]}"; do
 done
 includes "a shared kernel header" \
   'kernels/(decode|hopper)/|attn/|device/|emulator/|ptx/|hidden/' common/kernels
-host='attn/|check/|device/|emulator/|exercise/|files/|ptx/|report/|run/'
+host='api/|attn/|check/|device/|emulator/|exercise/|files/|ptx/|report/|run/'
 includes "a file of common/" "$host|tests/(npy_files|catch|on_page)" \
-  common/{attn,check,device,emulator,exercise,files,ptx,report,run}
+  common/{api,attn,check,device,emulator,exercise,files,ptx,report,run}
 exit $bad

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# readme_files.sh COMMON: every file of COMMON's folders has one line in the tables of its README.md, and
-# every file named there exists. A source is named by its header; tests/ is one line.
+# readme_files.sh COMMON: every file of COMMON's folders has one line in the tables of its
+# README.md, and every file named there exists. A source is named by its header; tests/ is one line.
 set -uo pipefail
 cd "$1" || exit 1
 bad=0
 
 # The names in the first cell of a row, a line each: "files/npy.h".
 named=$(sed -n 's/^| \(`[^|]*\) |.*/\1/p' README.md | grep -o '`[^`]*`' | tr -d '`')
-for file in {attn,check,cmake,device,emulator,exercise,files,kernels/*,ptx,report,run,scripts}/*; do
+folders=(api attn check cmake device emulator exercise files kernels/* ptx report run scripts)
+for file in $(printf "%s/* " "${folders[@]}"); do
   [[ -f $file ]] || continue
   case $file in
-    *.pyc|report/CMakeLists.txt|report/test_*) continue ;;
+    *.pyc|api/CMakeLists.txt|report/CMakeLists.txt|report/test_*) continue ;;
     *.cpp|*.cu) [[ ! -f ${file%.*}.h ]] || continue ;;
   esac
   count=$(grep -cxF -- "$file" <<<"$named")

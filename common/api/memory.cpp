@@ -1,0 +1,53 @@
+#include "api/memory.h"
+
+#include <cstring>
+#include <string>
+
+#if ATTN_HAVE_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace gpu::api {
+[[gnu::weak]] attn::Status copy(void*, const void*, const attn::api::Strided&, int, attn::Stream);
+}
+namespace emulated::api {
+attn::Status copy(void*, const void*, const attn::api::Strided&, int, attn::Stream);
+}
+
+namespace attn::api {
+
+int current_gpu() {
+#if ATTN_HAVE_CUDA
+  int ordinal = -1;
+  if (cudaGetDevice(&ordinal) == cudaSuccess) return ordinal;
+  (void)cudaGetLastError();
+#endif
+  return -1;
+}
+
+Status upload(Device device, void* to, const void* from, std::size_t bytes,
+              [[maybe_unused]] Stream stream) {
+  if (device.backend == Backend::emulated) {
+    std::memcpy(to, from, bytes);
+    return Status::success();
+  }
+#if ATTN_HAVE_CUDA
+  // From pageable memory the call returns when the bytes are staged.
+  const cudaError_t error =
+      cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream));
+  if (error == cudaSuccess) return Status::success();
+  return Status::device_error(std::string("copying the schedule: ") + cudaGetErrorName(error));
+#else
+  return Status::device_error("built without CUDA");
+#endif
+}
+
+Status copy_strided(Device device, void* to, const void* from, const Strided& strided, int unit,
+                    Stream stream) {
+  if (device.backend == Backend::emulated)
+    return emulated::api::copy(to, from, strided, unit, stream);
+  if (!gpu::api::copy) return Status::device_error("built without CUDA");
+  return gpu::api::copy(to, from, strided, unit, stream);
+}
+
+}  // namespace attn::api

@@ -1,0 +1,26 @@
+/// \file
+/// Device memory of a caller: copies from the host, and strided copies, in a stream.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attn/step.h"
+
+namespace attn::api {
+
+/// The GPU that the calling thread uses, or -1.
+int current_gpu();
+
+/// Copies host bytes to device memory. `from` may change after the call.
+Status upload(Device, void* to, const void* from, std::size_t bytes, Stream);
+
+/// Elements [batch][heads][rows][columns] and their strides, in units of `unit` bytes (2 or 4).
+struct Strided {
+  int64_t batch, heads, rows, columns;
+  int64_t from_batch, from_head, from_row;
+  int64_t to_batch, to_head, to_row;
+};
+Status copy_strided(Device, void* to, const void* from, const Strided&, int unit, Stream);
+
+}  // namespace attn::api

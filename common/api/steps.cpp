@@ -1,0 +1,74 @@
+#include "api/steps.h"
+
+#include <algorithm>
+
+#include "device/device.h"
+
+namespace attn::api {
+
+const std::vector<NamedStep>& all_steps() {
+  static const std::vector<NamedStep> all = [] {
+    std::vector<NamedStep> some;
+    for (const Chapter* chapter : chapters())
+      for (const Step& step : chapter->steps)
+        some.push_back({chapter->name + "/" + step.name, &step});
+    return some;
+  }();
+  return all;
+}
+
+std::optional<std::string> reason_against(const NamedStep& named, const Known& known) {
+  const Step& step = *named.step;
+  if (const auto reason = refusal(step, known.problem)) return reason;
+  if (known.device.backend == Backend::gpu) {
+    const GpuInfo& gpu = gpu_info();
+    if (auto reason = lacks(step, gpu.name, 10 * gpu.cc_major + gpu.cc_minor)) return reason;
+  }
+  if (!step.launch.on(known.device.backend)) return "not built for this device";
+  if (step.plan && !known.host_lengths)
+    return "schedules on the host: needs lengths on the host (lengths_k)";
+  return std::nullopt;
+}
+
+namespace {
+// Of each operation the steps that are tried first: the last of their ladders, as measured in the
+// chapters' RESULTS.md. The others follow, later chapters and later steps first.
+struct Preferred {
+  std::string_view operation;
+  std::vector<std::string_view> steps;
+};
+const std::vector<Preferred>& preferred() {
+  static const std::vector<Preferred> all{
+      {"forward",
+       {"06_flash_v3_hopper/v14_tuned", "04_flash_v2/v13_tuned", "03_flash_v1/v10_exp2"}},
+      {"quantised", {"08_quant_sparse/q8_tuned", "06_flash_v3_hopper/f6_smooth_v_chunks"}},
+      {"backward", {"06_flash_v3_hopper/b6_tuned", "04_flash_v2/b7_tuned"}},
+      {"decode",
+       {"05_flash_decoding/v14_unified_max", "05_flash_decoding/v13_even_splits",
+        "05_flash_decoding/v16_features"}},
+      {"paged_decode",
+       {"07_paged/v14_cross_work_tile", "07_paged/v10_variants", "07_paged/v6_device_plan"}},
+      {"paged_prefill", {"07_paged/v15_prefill_tma", "07_paged/v7_prefill"}},
+      {"paged_mla", {"07_paged/v16_mla_seesaw", "07_paged/v13_mla_wgmma"}},
+  };
+  return all;
+}
+}  // namespace
+
+std::vector<const NamedStep*> by_preference(std::string_view operation, DType dtype) {
+  const std::string_view row =
+      operation == "forward" && bits_of(dtype) < 16 ? "quantised" : operation;
+  std::vector<const NamedStep*> steps;
+  for (const NamedStep& named : all_steps())
+    if (named.step->operation->name == operation) steps.insert(steps.begin(), &named);
+  for (const Preferred& p : preferred()) {
+    if (p.operation != row) continue;
+    const auto rank = [&](const NamedStep* named) {
+      return std::ranges::find(p.steps, named->name) - p.steps.begin();
+    };
+    std::ranges::stable_sort(steps, {}, rank);
+  }
+  return steps;
+}
+
+}  // namespace attn::api

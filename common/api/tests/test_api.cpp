@@ -1,0 +1,459 @@
+/// \file
+/// libattention in one program with the chapters' sessions: every step through the ABI has the bits
+/// of its session; strides, offsets, workspaces, lengths on the device, threads; refusals.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <memory>
+#include <set>
+#include <thread>
+
+#include "api/tests/calls.h"
+#include "device/device.h"
+#include "run/schedule.h"
+#include "run/session.h"
+#include "tests/catch.h"
+
+using namespace attn;
+using namespace attn::tests;
+using api::Call;
+
+namespace {
+
+// A problem with several tiles and sequences that a step takes, or nothing.
+std::optional<Problem> problem_for(const Step& step) {
+  const Operation& op = *step.operation;
+  const bool decodes = op.few_queries > 0;
+  for (int n = 0; n < 8; ++n) {
+    Problem p;
+    p.batch = decodes ? 2 : 1, p.heads = 2, p.kv_heads = 1;
+    p.seqlen_q = decodes ? 3 : 70, p.seqlen_k = 160, p.head_dim = 64;
+    p.dtype = quantises_to(step);
+    p.causal = n % 2 == 0;
+    if (n / 2 % 2 == 1) p.dtype = DType::fp32;
+    if (op.name == "paged_mla") p.head_dim = 576;
+    if (decodes) p.seqused_k = {160, 37};
+    if (op.name == "paged_prefill") {
+      p.seqused_k.clear();
+      p.varlen_q = {33, 5}, p.varlen_k = {160, 37};
+    }
+    if (n >= 4) p.head_dim = 128, p.kv_heads = 2;
+    if (op.complete) op.complete(p, {"--head-dim", "--kv-heads", "--heads"});
+    p.finish();
+    if (!refusal(step, p)) return p;
+  }
+  return std::nullopt;
+}
+
+// Without printing all bytes where they differ.
+bool same(const std::vector<std::byte>& a, const std::vector<std::byte>& b) { return a == b; }
+
+struct Result {
+  std::string fault;
+  std::map<std::string, std::vector<std::byte>> outputs;
+};
+
+Result by_session(const Step& step, const Problem& p, const HostTensors& inputs,
+                  std::map<std::string, std::vector<std::byte>>* saved) {
+  Result result;
+  choose_schedule(1);
+  Session session(p, *step.operation, Backend::emulated, inputs);
+  Status status = session.prepare(step);
+  if (status.ok()) status = session.launch();
+  if (!status.ok()) return {status.message, {}};
+  for (const auto& [name, tensor] : session.outputs()) result.outputs[name] = to_bytes(tensor);
+  // O and lse of a forward pass, for the backward one.
+  if (!step.operation->saved(p).empty()) {
+    Session forwards(p, forward(), Backend::emulated, inputs);
+    for (const auto& named : api::all_steps())
+      if (named.step->prepare.emulated == nullptr && named.step->operation == &forward() &&
+          named.step->launch.emulated == step.prepare.emulated)
+        if (forwards.prepare(*named.step).ok() && forwards.launch().ok())
+          for (const auto& [name, tensor] : forwards.outputs()) (*saved)[name] = to_bytes(tensor);
+  }
+  return result;
+}
+
+// Plans, prepares and runs.
+std::string run(Call call, const attn_problem& problem, const attn_tensors& tensors,
+                bool twice = false) {
+  attn_plan* plan = nullptr;
+  if (plan_function(call)(&problem, &plan) != ATTN_OK) return attn_last_error();
+  const std::unique_ptr<attn_plan, void (*)(attn_plan*)> owner(plan, attn_plan_destroy);
+  const std::size_t bytes = attn_plan_workspace_bytes(plan);
+  Memory workspace(bytes);
+  if (attn_prepare(plan, &tensors, workspace.data(), bytes, nullptr) != ATTN_OK)
+    return attn_last_error();
+  for (int n = 0; n < (twice ? 2 : 1); ++n)
+    if (attn_run(plan, &tensors, workspace.data(), bytes, nullptr) != ATTN_OK)
+      return attn_last_error();
+  return "";
+}
+
+CallTensors tensors_of(const Operation& op, const Problem& p, const HostTensors& inputs,
+                       const std::map<std::string, std::vector<std::byte>>& saved = {}) {
+  CallTensors tensors;
+  for (const auto& [name, tensor] : inputs) tensors.give(name, to_bytes(tensor));
+  for (const auto& [name, bytes] : saved) tensors.give(name, bytes);
+  for (const TensorSpec& spec : op.outputs(p))
+    if (!inputs.contains(spec.name))
+      tensors.make(spec.name, static_cast<std::size_t>(spec.bytes()));
+  return tensors;
+}
+
+}  // namespace
+
+TEST_CASE("every step through the ABI has the bits of its session", "[api]") {
+  std::set<std::string> operations;
+  int reached = 0;
+  for (const api::NamedStep& named : api::all_steps()) {
+    const Step& step = *named.step;
+    const auto call = call_of(step);
+    if (!call) {
+      operations.insert(step.operation->name);
+      continue;
+    }
+    INFO(named.name);
+    const auto p = problem_for(step);
+    if (!p) {
+      operations.insert(named.name);
+      continue;
+    }
+    ++reached;
+    const HostTensors inputs = draw(*step.operation, *p).tensors;
+    std::map<std::string, std::vector<std::byte>> saved;
+    const Result right = by_session(step, *p, inputs, &saved);
+    attn_problem problem = abi_problem(*p, *step.operation);
+    problem.step = named.name.c_str();
+    CallTensors tensors = tensors_of(*step.operation, *p, inputs, saved);
+    problem.host_page_table = tensors.tensors.page_table;
+    choose_schedule(1);
+    const std::string fault = run(*call, problem, tensors.tensors);
+    CHECK(fault == right.fault);
+    if (!fault.empty()) continue;
+    for (const auto& [name, bytes] : right.outputs) {
+      INFO(name);
+      CHECK(same(tensors.bytes(name), bytes));
+    }
+  }
+  fmt::print("{} steps; not reached: {}\n", reached, fmt::join(operations, ", "));
+  CHECK(reached > 100);
+}
+
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+// A forward problem of two sequences, its tensors, and its bits by a contiguous call.
+struct Forward {
+  Problem p;
+  attn_problem problem;
+  CallTensors tensors;
+  Bytes o, lse;
+
+  explicit Forward(const char* step = "04_flash_v2/v13_tuned") {
+    p.batch = 2, p.heads = 4, p.kv_heads = 2, p.seqlen_q = 33, p.seqlen_k = 50, p.head_dim = 64;
+    p.causal = true;
+    p.finish();
+    problem = abi_problem(p, forward());
+    problem.step = step;
+    tensors = tensors_of(forward(), p, draw(forward(), p).tensors);
+    REQUIRE(run(Call::forward, problem, tensors.tensors) == "");
+    o = tensors.bytes("o"), lse = tensors.bytes("lse");
+    forget();
+  }
+  void forget() {
+    for (const char* name : {"o", "lse"})
+      std::memset(tensors.memory.at(name).data(), 0xFF, tensors.memory.at(name).bytes());
+  }
+  bool untouched() {
+    for (const char* name : {"o", "lse"})
+      for (const std::byte b : tensors.bytes(name))
+        if (b != std::byte{0xFF}) return false;
+    return true;
+  }
+};
+
+// Rows of [B, H, N, d] as [B, N, H, d], after an offset in bytes, or back.
+Bytes transposed(const Bytes& from, int64_t batch, int64_t heads, int64_t rows, std::size_t row) {
+  Bytes to(from.size());
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t n = 0; n < rows; ++n)
+        std::memcpy(to.data() + static_cast<std::size_t>((b * rows + n) * heads + h) * row,
+                    from.data() + static_cast<std::size_t>((b * heads + h) * rows + n) * row, row);
+  return to;
+}
+
+attn_status status_of(Call call, const attn_problem& problem) {
+  attn_plan* plan = nullptr;
+  const attn_status status = plan_function(call)(&problem, &plan);
+  attn_plan_destroy(plan);
+  return status;
+}
+std::string line_of(Call call, const attn_problem& problem) {
+  return status_of(call, problem) == ATTN_OK ? "" : attn_last_error();
+}
+
+}  // namespace
+
+TEST_CASE("tensors with strides are copied where asked, else refused", "[api]") {
+  Forward f;
+  attn_tensors& t = f.tensors.tensors;
+  const std::size_t row = 128;
+  Memory q(f.tensors.bytes("q").size()), k(f.tensors.bytes("k").size()), o(f.o.size(), 2);
+  const Bytes of_q = transposed(f.tensors.bytes("q"), 2, 4, 33, row),
+              of_k = transposed(f.tensors.bytes("k"), 2, 2, 50, row);
+  std::memcpy(q.data(), of_q.data(), of_q.size());
+  std::memcpy(k.data(), of_k.data(), of_k.size());
+  t.q = attention::bnhd(q.data(), 33, 4, 64);
+  t.k = attention::bnhd(k.data(), 50, 2, 64);
+  t.o = attention::bnhd(o.data(), 33, 4, 64);  // not aligned to 16 bytes, too
+  CHECK(run(Call::forward, f.problem, t).find("strides 8448, 64, 256 are not contiguous") !=
+        std::string::npos);
+  CHECK(f.untouched());
+  f.problem.copy_strided = 1;
+  REQUIRE(run(Call::forward, f.problem, t) == "");
+  CHECK(same(Bytes(o.data(), o.data() + o.bytes()), transposed(f.o, 2, 4, 33, row)));
+  CHECK(same(f.tensors.bytes("lse"), f.lse));
+
+  t.o.stride_row = 32;  // rows of O would overlap
+  CHECK(run(Call::forward, f.problem, t).find("overlap rows of 64 elements") != std::string::npos);
+}
+
+TEST_CASE("a tensor after an offset is copied where asked, else refused", "[api]") {
+  Forward f;
+  Memory k(f.tensors.bytes("k").size(), 2);
+  std::memcpy(k.data(), f.tensors.memory.at("k").data(), k.bytes());
+  f.tensors.tensors.k.data = k.data();
+  CHECK(run(Call::forward, f.problem, f.tensors.tensors) ==
+        "k: must be aligned to 16 bytes, or copied (copy_strided)");
+  CHECK(f.untouched());
+  f.problem.copy_strided = 1;
+  REQUIRE(run(Call::forward, f.problem, f.tensors.tensors) == "");
+  CHECK(same(f.tensors.bytes("o"), f.o));
+}
+
+TEST_CASE("a workspace is large enough, aligned and prepared", "[api]") {
+  Forward f("06_flash_v3_hopper/v14_tuned");
+  const attn_tensors& t = f.tensors.tensors;
+  attn_plan* made = nullptr;
+  REQUIRE(attn_forward_plan(&f.problem, &made) == ATTN_OK);
+  const std::unique_ptr<attn_plan, void (*)(attn_plan*)> plan(made, attn_plan_destroy);
+  const std::size_t bytes = attn_plan_workspace_bytes(plan.get());
+  std::size_t needed = 0;
+  REQUIRE(attn_forward_workspace_bytes(&f.problem, &needed) == ATTN_OK);
+  CHECK(bytes == needed);
+  Memory workspace(bytes), other(bytes), offset(bytes, 16);
+  const auto refused = [&](attn_status status, attn_status expected, const std::string& part) {
+    CHECK(status == expected);
+    INFO(attn_last_error());
+    CHECK(std::string(attn_last_error()).find(part) != std::string::npos);
+    CHECK(f.untouched());
+  };
+  refused(attn_forward(&f.problem, &t, workspace.data(), bytes - 1, nullptr), ATTN_WORKSPACE,
+          fmt::format("{} bytes, 06_flash_v3_hopper/v14_tuned needs {}", bytes - 1, bytes));
+  refused(attn_prepare(plan.get(), &t, workspace.data(), bytes - 1, nullptr), ATTN_WORKSPACE,
+          "needs");
+  refused(attn_run(plan.get(), &t, workspace.data(), bytes, nullptr), ATTN_WORKSPACE,
+          "not prepared");
+  REQUIRE(attn_prepare(plan.get(), nullptr, workspace.data(), bytes, nullptr) == ATTN_OK);
+  refused(attn_run(plan.get(), &t, other.data(), bytes, nullptr), ATTN_WORKSPACE, "not prepared");
+  refused(attn_run(plan.get(), &t, workspace.data(), bytes - 1, nullptr), ATTN_WORKSPACE, "needs");
+  refused(attn_run(plan.get(), &t, nullptr, bytes, nullptr), ATTN_INVALID_VALUE, "is null");
+  refused(attn_run(plan.get(), &t, offset.data(), bytes, nullptr), ATTN_INVALID_VALUE,
+          "aligned to 256");
+  for (int n = 0; n < 2; ++n) {
+    f.forget();
+    REQUIRE(attn_run(plan.get(), &t, workspace.data(), bytes, nullptr) == ATTN_OK);
+    CHECK(same(f.tensors.bytes("o"), f.o));
+  }
+}
+
+TEST_CASE("one plan runs in several threads", "[api]") {
+  Forward f("06_flash_v3_hopper/v14_tuned");
+  const attention::Plan plan = [&] { return attention::Plan(attn_forward_plan, f.problem); }();
+  std::atomic<int> right = 0;
+  std::vector<std::thread> threads;
+  for (int n = 0; n < 4; ++n)
+    threads.emplace_back([&] {
+      attention::Plan& mine = const_cast<attention::Plan&>(plan);
+      Memory workspace(plan.workspace_bytes()), o(f.o.size()), lse(f.lse.size());
+      attn_tensors t = f.tensors.tensors;
+      t.o.data = o.data(), t.lse = reinterpret_cast<float*>(lse.data());
+      mine.prepare(t, workspace.data());
+      for (int launch = 0; launch < 3; ++launch) mine.run(t, workspace.data());
+      right += Bytes(o.data(), o.data() + o.bytes()) == f.o;
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(right == 4);
+}
+
+TEST_CASE("lengths on the device: steps that schedule there run, others refuse", "[api]") {
+  const api::NamedStep* planned = nullptr;
+  const api::NamedStep* on_device = nullptr;
+  for (const api::NamedStep& named : api::all_steps()) {
+    if (named.name == "07_paged/v14_cross_work_tile") planned = &named;
+    if (named.name == "07_paged/v6_device_plan") on_device = &named;
+  }
+  REQUIRE((planned && on_device));
+  const Operation& op = *on_device->step->operation;
+  Problem p = *problem_for(*on_device->step);
+  p.own["num_pages"] = {30};  // else the pool's size depends on the lengths
+  const HostTensors inputs = draw(op, p).tensors;
+  attn_problem problem = abi_problem(p, op);
+  problem.lengths_k = nullptr;
+  problem.step = planned->name.c_str();
+  const std::string line = line_of(Call::paged_decode, problem);
+  CHECK(line.find("needs lengths on the host") != std::string::npos);
+  CHECK(line.find("07_paged/v6_device_plan") != std::string::npos);
+
+  problem.step = on_device->name.c_str();
+  attention::Plan plan(attn_paged_decode_plan, problem);
+  CallTensors tensors = tensors_of(op, p, inputs);
+  Memory workspace(plan.workspace_bytes());
+  plan.prepare(tensors.tensors, workspace.data());
+  // Lengths change in place between runs, as between replays of a captured graph.
+  for (const std::vector<int64_t>& lengths : {p.seqused_k, {12, 150}, {160, 160}}) {
+    Problem now = p;
+    now.seqused_k = lengths;
+    HostTensors changed = inputs;
+    for (std::size_t b = 0; b < lengths.size(); ++b) {
+      changed.at("seqused_k").numbers[b] = lengths[b];
+      reinterpret_cast<int32_t*>(tensors.memory.at("seqused_k").data())[b] =
+          static_cast<int32_t>(lengths[b]);
+    }
+    // The page table covers all of the room, so that any length is in pages of the pool.
+    for (std::size_t n = 0; n < changed.at("page_table").numbers.size(); ++n) {
+      const auto page = static_cast<int64_t>(n) % problem.num_pages;
+      changed.at("page_table").numbers[n] = page;
+      reinterpret_cast<int32_t*>(tensors.memory.at("page_table").data())[n] =
+          static_cast<int32_t>(page);
+    }
+    for (const char* name : {"k", "v"}) {  // unused rows are NaN: use one that is not
+      HostTensor& t = changed.at(name);
+      for (float& x : t.data)
+        if (!(std::abs(x) < 100)) x = 0.5f;
+      tensors.give(name, to_bytes(t));
+    }
+    choose_schedule(1);
+    Session session(now, op, Backend::emulated, changed);
+    REQUIRE(session.prepare(*on_device->step).ok());
+    REQUIRE(session.launch().ok());
+    plan.run(tensors.tensors, workspace.data());
+    for (const auto& [name, tensor] : session.outputs()) {
+      INFO(name << " of lengths " << lengths[0] << ", " << lengths[1]);
+      CHECK(same(tensors.bytes(name), to_bytes(tensor)));
+    }
+  }
+}
+
+TEST_CASE("packed sequences with lengths on the device", "[api]") {
+  for (const char* step : {"04_flash_v2/v13_tuned", "06_flash_v3_hopper/v14_tuned"}) {
+    INFO(step);
+    Problem p;
+    p.heads = p.kv_heads = 2, p.head_dim = 64;
+    p.varlen_q = {40, 3, 21}, p.varlen_k = {10, 70, 21};
+    p.finish();
+    attn_problem problem = abi_problem(p, forward());
+    problem.step = step;
+    CallTensors tensors = tensors_of(forward(), p, draw(forward(), p).tensors);
+    REQUIRE(run(Call::forward, problem, tensors.tensors) == "");
+    const Bytes o = tensors.bytes("o"), lse = tensors.bytes("lse");
+    std::memset(tensors.memory.at("o").data(), 0xFF, o.size());
+    problem.lengths_q = problem.lengths_k = nullptr;
+    REQUIRE(run(Call::forward, problem, tensors.tensors) == "");
+    CHECK(same(tensors.bytes("o"), o));
+    CHECK(same(tensors.bytes("lse"), lse));
+  }
+}
+
+TEST_CASE("a problem that is wrong gets a code and one line", "[api]") {
+  const Forward f;
+  const auto with = [&](auto change) {
+    attn_problem p = f.problem;
+    p.step = nullptr;
+    change(p);
+    return line_of(Call::forward, p);
+  };
+  const auto has = [](const std::string& line, const char* part) {
+    INFO(line);
+    CHECK(line.find(part) != std::string::npos);
+    CHECK(line.find('\n') == std::string::npos);
+  };
+  has(with([](auto& p) { p.size = 8; }), "attn_problem_defaults");
+  has(with([](auto& p) { p.backend = 7; }), "backend 7: must be 0 (GPU) or 1");
+  has(with([](auto& p) { p.dtype = 99; }), "dtype 99");
+  has(with([](auto& p) { p.dtype = ATTN_INT8; }), "forward takes bf16, fp16 and fp32");
+  has(with([](auto& p) { p.batch = 0; }), "batch 0: must be from 1");
+  has(with([](auto& p) { p.heads = -1; }), "heads -1");
+  has(with([](auto& p) { p.kv_heads = 3; }), "multiple of the key/value heads");
+  has(with([](auto& p) { p.seqlen_k = int64_t{1} << 40; }), "seqlen_k 1099511627776: must be from");
+  has(with([](auto& p) { p.head_dim = 65537; }), "head_dim 65537");
+  has(with([](auto& p) { p.window_left = -2; }), "window -2");
+  has(with([](auto& p) { p.softmax_scale = 1.0 / 0.0; }), "finite");
+  has(with([](auto& p) { p.softcap = -1; }), "softcap");
+  has(with([](auto& p) { p.step = "06_flash_v3_hopper/v99"; }), "no such step");
+  has(with([](auto& p) { p.step = "05_flash_decoding/v4_gqa"; }),
+      "a step of decode, not of forward");
+  has(with([](auto& p) { p.step = "06_flash_v3_hopper/v14_tuned", p.head_dim = 96; }),
+      "head-dim 96: this step takes 64, 128 and 256");
+  has(with([](auto& p) { p.packed = 1, p.total_q = 20, p.total_k = 80; }),
+      "total_q 20: must be from 33");
+  static const int64_t lengths[] = {5, 99};
+  has(with([](auto& p) { p.packed = 1, p.lengths_q = lengths, p.lengths_k = lengths; }),
+      "lengths_q[1] is 99: must be from 0 to 33");
+  has(with([](auto& p) { p.lengths_k = lengths; }), "lengths_k: forward has them only with packed");
+  attn_plan* plan = nullptr;
+  CHECK(attn_forward_plan(nullptr, &plan) == ATTN_INVALID_VALUE);
+  CHECK(attn_forward_plan(&f.problem, nullptr) == ATTN_INVALID_VALUE);
+  CHECK(attn_run(nullptr, nullptr, nullptr, 0, nullptr) == ATTN_INVALID_VALUE);
+  attn_tensors none = attention::tensors();
+  CHECK(run(Call::forward, f.problem, none) == "q: is null");
+  none.size = 3;
+  CHECK(run(Call::forward, f.problem, none).find("tensors: size 3") == 0);
+  if (!gpu_info().available) {
+    attn_problem p = f.problem;
+    p.backend = ATTN_GPU;
+    CHECK(status_of(Call::forward, p) == ATTN_DEVICE_ERROR);
+    has(attn_last_error(), "backend GPU: there is none");
+  }
+}
+
+TEST_CASE("attn_which names every step of an operation, and why not", "[which]") {
+  attn_problem p = Forward().problem;
+  p.step = nullptr;
+  const auto lines = [&] {
+    std::size_t bytes = 0;
+    REQUIRE(attn_which("forward", &p, nullptr, 0, &bytes) == ATTN_OK);
+    std::string text(bytes, 'x');
+    REQUIRE(attn_which("forward", &p, text.data(), bytes, nullptr) == ATTN_OK);
+    CHECK(text.back() == 0);
+    return text;
+  };
+  const auto best = [&] {
+    attention::Plan plan(attn_forward_plan, p);
+    return std::string(plan.step());
+  };
+  std::string text = lines();
+  CHECK(text.find(best() + " ") == 0);
+  CHECK(best() == "06_flash_v3_hopper/v14_tuned");
+  p.head_dim = 96;
+  text = lines();
+  CHECK(text.find("no: --head-dim 96: this step takes 64, 128 and 256") != std::string::npos);
+  CHECK(best() == "04_flash_v2/v13_tuned");
+  p.head_dim = 40, p.dtype = ATTN_FP32;
+  text = lines();
+  CHECK(text.find(fmt::format("{:<40} best\n", best())) != text.npos);
+  int forwards = 0;
+  for (const api::NamedStep& named : api::all_steps()) {
+    if (named.step->operation->name != "forward") continue;
+    ++forwards;
+    CHECK(text.find(named.name) != text.npos);
+  }
+  CHECK(std::ranges::count(text, '\n') == forwards);
+  CHECK(attn_which("backwards", &p, nullptr, 0, nullptr) == ATTN_INVALID_VALUE);
+}

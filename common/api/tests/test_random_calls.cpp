@@ -1,0 +1,281 @@
+/// \file
+/// Random calls of the C functions, half of them with one thing wrong: each is right or refused
+/// with one line, and a refused call writes nothing. Every buffer is an allocation of its own, of
+/// exactly its size, so that AddressSanitizer finds what reads or writes past its end.
+///
+/// ATTN_RANDOM_CALLS is the number of calls (default: 400), ATTN_RANDOM_SEED the seed.
+#include <fmt/format.h>
+#include <stdlib.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+
+#include "api/tests/calls.h"
+#include "tests/catch.h"
+
+using namespace attn;
+using namespace attn::tests;
+using api::Call;
+
+namespace {
+
+class Exact {
+ public:
+  explicit Exact(std::size_t bytes) : bytes_(bytes) {
+    REQUIRE(posix_memalign(&data_, 256, std::max<std::size_t>(bytes, 1)) == 0);
+    std::memset(data_, 0xFF, bytes);
+  }
+  ~Exact() { free(data_); }
+  Exact(const Exact&) = delete;
+  void* data() { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  bool untouched() const {
+    const auto* at = static_cast<const unsigned char*>(data_);
+    return std::all_of(at, at + bytes_, [](unsigned char b) { return b == 0xFF; });
+  }
+
+ private:
+  std::size_t bytes_;
+  void* data_ = nullptr;
+};
+
+class RandomCall {
+ public:
+  explicit RandomCall(uint64_t seed) : random_(seed) {}
+
+  // Draws, calls, and judges: "" or the fault. `launched` says whether the call was right.
+  std::string run(bool& launched) {
+    draw();
+    const bool broken = chance(0.5);
+    const char* const what = broken ? damage() : "nothing";
+    attn_status status = call(broken);
+    const std::string line = status == ATTN_OK ? "" : attn_last_error();
+    const std::string text = fmt::format("{} {}, wrong: {}: status {}, {}", name_, describe(), what,
+                                         static_cast<int>(status), line);
+    launched = status == ATTN_OK;
+    if (broken && status == ATTN_OK) return "was not refused: " + text;
+    if (status == ATTN_OK) {
+      for (const Exact* out : outputs_)
+        if (!finite(*out)) return "has NaN or was not written: " + text;
+      return "";
+    }
+    if (status >= ATTN_KERNEL_ERROR) return "failed: " + text;
+    if (line.empty() || line.find('\n') != line.npos) return "is not one line: " + text;
+    for (const Exact* out : outputs_)
+      if (!out->untouched()) return "wrote something: " + text;
+    return "";
+  }
+
+ private:
+  int64_t below(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(n)); }
+  int64_t from(int64_t first, int64_t last) { return first + below(last - first + 1); }
+  bool chance(double p) { return std::uniform_real_distribution<>()(random_) < p; }
+
+  Exact& make(std::size_t bytes) { return *buffers_.emplace_back(std::make_unique<Exact>(bytes)); }
+  attn_tensor input(int64_t elements) {
+    const bool wide = p_.dtype == ATTN_FP32;
+    Exact& buffer = make(static_cast<std::size_t>(elements) * (wide ? 4 : 2));
+    std::normal_distribution<float> normal;
+    for (int64_t n = 0; n < elements; ++n) {
+      const float x = normal(random_);
+      if (wide)
+        static_cast<float*>(buffer.data())[n] = x;
+      else
+        encode(p_.dtype == ATTN_FP16 ? DType::fp16 : DType::bf16, &x, 1,
+               static_cast<char*>(buffer.data()) + 2 * n);
+    }
+    return {buffer.data(), 0, 0, 0};
+  }
+  attn_tensor output(int64_t elements) {
+    Exact& buffer = make(static_cast<std::size_t>(elements) * (p_.dtype == ATTN_FP32 ? 4 : 2));
+    outputs_.push_back(&buffer);
+    return {buffer.data(), 0, 0, 0};
+  }
+  const int32_t* integers(const std::vector<int64_t>& values) {
+    Exact& buffer = make(values.size() * 4);
+    for (std::size_t n = 0; n < values.size(); ++n)
+      static_cast<int32_t*>(buffer.data())[n] = static_cast<int32_t>(values[n]);
+    return static_cast<const int32_t*>(buffer.data());
+  }
+  bool finite(const Exact& out) const {
+    const std::size_t size = p_.dtype == ATTN_FP32 ? 4 : 2, count = out.bytes() / size;
+    std::vector<float> values(count);
+    decode(p_.dtype == ATTN_FP32   ? DType::fp32
+           : p_.dtype == ATTN_FP16 ? DType::fp16
+                                   : DType::bf16,
+           const_cast<Exact&>(out).data(), count, values.data());
+    return std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
+  }
+
+  void draw() {
+    call_ = static_cast<Call>(below(7));
+    const bool paged =
+        call_ == Call::paged_decode || call_ == Call::paged_prefill || call_ == Call::paged_append;
+    const bool few =
+        call_ == Call::decode || call_ == Call::paged_decode || call_ == Call::paged_append;
+    attn_problem_defaults(&p_);
+    p_.backend = ATTN_EMULATED;
+    p_.dtype = call_ == Call::quantised_forward ? static_cast<int32_t>(from(3, 5))
+               : paged || few                   ? static_cast<int32_t>(from(0, 1))
+                                                : static_cast<int32_t>(from(0, 2));
+    p_.batch = from(1, 2), p_.kv_heads = from(1, 2), p_.heads = p_.kv_heads * from(1, 2);
+    p_.seqlen_q = few ? from(1, 4) : from(1, 64), p_.seqlen_k = from(few ? 4 : 1, 64);
+    p_.head_dim = chance(0.7) ? 64 : chance(0.5) ? 128 : 32;
+    p_.causal = chance(0.5);
+    if (chance(0.3)) p_.window_left = from(0, 40);
+    if (chance(0.2)) p_.softcap = 30;
+    if (paged) {
+      static constexpr int64_t kSizes[] = {1, 3, 8, 16};
+      p_.page_size = kSizes[below(4)];
+      p_.max_pages = from((4 + p_.page_size - 1) / p_.page_size, 64 / p_.page_size);
+      p_.num_pages = p_.batch * p_.max_pages + below(3);
+      p_.seqlen_k = p_.page_size * p_.max_pages;
+    }
+    // Packed sequences, or lengths of a cache.
+    p_.packed =
+        (call_ == Call::forward || call_ == Call::backward || call_ == Call::paged_prefill) &&
+        chance(0.3);
+    for (int64_t b = 0; b < p_.batch; ++b) {
+      lengths_q_.push_back(b == 0 ? p_.seqlen_q : from(1, p_.seqlen_q));
+      lengths_k_.push_back(b == 0 ? p_.seqlen_k : from(few ? 4 : 1, p_.seqlen_k));
+    }
+    const auto sum = [](const std::vector<int64_t>& v) {
+      return std::accumulate(v.begin(), v.end(), int64_t{0});
+    };
+    p_.total_q = sum(lengths_q_), p_.total_k = sum(lengths_k_);
+    const bool host = chance(0.7);
+    if (host && p_.packed) p_.lengths_q = lengths_q_.data();
+    if (host && (p_.packed || few || paged)) p_.lengths_k = lengths_k_.data();
+
+    const int64_t d = p_.head_dim, rows_q = p_.packed ? p_.total_q : p_.batch * p_.seqlen_q,
+                  q = rows_q * p_.heads * d,
+                  k = (paged       ? p_.num_pages * p_.page_size
+                       : p_.packed ? p_.total_k
+                                   : p_.batch * p_.seqlen_k) *
+                      p_.kv_heads * d;
+    t_.size = sizeof t_;
+    if (call_ == Call::paged_append) {
+      t_.k_new = input(p_.batch * p_.seqlen_q * p_.kv_heads * d);
+      t_.v_new = input(p_.batch * p_.seqlen_q * p_.kv_heads * d);
+      t_.k = input(k), t_.v = input(k);
+    } else {
+      t_.q = input(q), t_.k = input(k), t_.v = input(k);
+      Exact& lse = make(static_cast<std::size_t>(rows_q * p_.heads) * 4);
+      if (call_ == Call::backward)
+        for (int64_t n = 0; n < rows_q * p_.heads; ++n) static_cast<float*>(lse.data())[n] = 2;
+      t_.lse = static_cast<float*>(lse.data());
+    }
+    if (call_ == Call::backward) {
+      t_.o = input(q), t_.dout = input(q);
+      t_.dq = output(q), t_.dk = output(k), t_.dv = output(k);
+    } else if (call_ != Call::paged_append) {
+      t_.o = output(q);
+    }
+    const auto begins = [](const std::vector<int64_t>& lengths) { return cumulative(lengths); };
+    if (p_.packed) t_.cu_seqlens_q = integers(begins(lengths_q_));
+    if (p_.packed) t_.cu_seqlens_k = integers(begins(lengths_k_));
+    if (few || paged) t_.seqused_k = integers(lengths_k_);
+    if (paged) {
+      std::vector<int64_t> table(static_cast<std::size_t>(p_.batch * p_.max_pages));
+      std::iota(table.begin(), table.end(), 0);
+      std::shuffle(table.begin(), table.end(), random_);
+      t_.page_table = integers(table);
+    }
+    if (chance(0.5)) {  // a step of this operation, or the best one
+      const auto& all = api::all_steps();
+      for (int n = 0; n < 50 && !p_.step; ++n) {
+        const api::NamedStep& named =
+            all[static_cast<std::size_t>(below(static_cast<int64_t>(all.size())))];
+        if (call_of(*named.step) == call_) p_.step = named.name.c_str();
+      }
+    }
+    p_.copy_strided = chance(0.2);
+    name_ = p_.step ? p_.step : "best";
+  }
+
+  // Breaks one thing, and names it.
+  const char* damage() {
+    attn_tensor& some = call_ == Call::paged_append ? t_.k_new : t_.q;
+    switch (below(16)) {
+      case 0: return some.data = nullptr, "a null tensor";
+      case 1:
+        p_.copy_strided = 0;
+        some.data = static_cast<char*>(some.data) + (p_.dtype == ATTN_FP32 ? 4 : 2);
+        return "an offset";
+      case 2: some.data = static_cast<char*>(some.data) + 1; return "an odd address";
+      case 3:
+        if (p_.seqlen_q == 1) return some.data = nullptr, "a null tensor";
+        some.stride_row = p_.head_dim - 1, some.stride_head = some.stride_batch = 1 << 20;
+        return "rows that overlap";
+      case 4: return p_.batch = -from(0, 5), "batch";
+      case 5: return p_.kv_heads = 2, p_.heads = 3, "heads";
+      case 6: return p_.head_dim = from(200000, 300000), "head_dim";
+      case 7: return p_.seqlen_q = int64_t{1} << from(30, 60), "seqlen_q";
+      case 8: return p_.dtype = static_cast<int32_t>(from(6, 1000)), "dtype";
+      case 9: return p_.step = "06_flash_v3_hopper/none", "step";
+      case 10: return p_.size = 0, "the size of the problem";
+      case 11: return t_.size = 0, "the size of the tensors";
+      case 12: return p_.softmax_scale = std::nan(""), "softmax_scale";
+      case 13: return p_.window_left = -from(2, 9), "window_left";
+      case 14: return p_.backend = static_cast<int32_t>(from(2, 9)), "backend";
+      default: return short_workspace_ = true, "a short workspace, or no plan";
+    }
+  }
+
+  attn_status call(bool broken) {
+    attn_plan* made = nullptr;
+    attn_status status = plan_function(call_)(&p_, &made);
+    if (status != ATTN_OK) return status;
+    const std::unique_ptr<attn_plan, void (*)(attn_plan*)> plan(made, attn_plan_destroy);
+    name_ = attn_plan_step(made);
+    const std::size_t bytes = attn_plan_workspace_bytes(made);
+    Exact& workspace = make(bytes);
+    if (short_workspace_ && bytes == 0) return attn_run(nullptr, &t_, nullptr, 0, nullptr);
+    const std::size_t given = short_workspace_ && broken ? bytes - 1 : bytes;
+    status = attn_prepare(made, &t_, workspace.data(), given, nullptr);
+    if (status != ATTN_OK) return status;
+    return attn_run(made, &t_, workspace.data(), given, nullptr);
+  }
+
+  std::string describe() const {
+    return fmt::format("{} B={} H={},{} N={},{} d={} dtype={} packed={} pages={}x{}",
+                       api::text_of(call_), p_.batch, p_.heads, p_.kv_heads, p_.seqlen_q,
+                       p_.seqlen_k, p_.head_dim, p_.dtype, p_.packed, p_.max_pages, p_.page_size);
+  }
+
+  std::mt19937_64 random_;
+  Call call_{};
+  attn_problem p_{};
+  attn_tensors t_{};
+  std::vector<int64_t> lengths_q_, lengths_k_;
+  std::vector<std::unique_ptr<Exact>> buffers_;
+  std::vector<const Exact*> outputs_;
+  bool short_workspace_ = false;
+  std::string name_;
+};
+
+int64_t setting(const char* name, int64_t otherwise) {
+  const char* const text = std::getenv(name);
+  return text ? std::atoll(text) : otherwise;
+}
+
+}  // namespace
+
+TEST_CASE("random calls are right, or refused with one line", "[api]") {
+  const int64_t calls = setting("ATTN_RANDOM_CALLS", 400);
+  const auto seed = static_cast<uint64_t>(setting("ATTN_RANDOM_SEED", 1));
+  int64_t right = 0;
+  for (int64_t n = 0; n < calls; ++n) {
+    bool launched = false;
+    const std::string fault = RandomCall(seed * 1000003 + static_cast<uint64_t>(n)).run(launched);
+    INFO("call " << n);
+    REQUIRE(fault == "");
+    right += launched;
+  }
+  fmt::print("{} calls, {} launched\n", calls, right);
+  CHECK(right * 4 > calls);
+}
