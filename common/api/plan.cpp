@@ -292,7 +292,7 @@ std::unique_ptr<attn_plan> make_plan(Call call, const attn_problem* from) {
   };
   for (const Workspace& w : step.workspaces(p)) {
     plan->regions.push_back({w.name, place(w.bytes), w.bytes});
-    if (!w.saved) continue;
+    if (!w.saved || !step.prepare.on(plan->device.backend)) continue;
     plan->prepare_step = true;
     plan->prepare_reads |= !is_counter(w.name);
   }

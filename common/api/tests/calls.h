@@ -5,29 +5,59 @@
 #include <cstddef>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "api/make_plan.h"
 #include "attn/tensor.h"
+#include "device/device.h"
+#include "run/schedule.h"
+#include "run/session.h"
+#include "tests/catch.h"
 
 namespace attn::tests {
 
-/// Host memory at an address that 256 divides, after `offset` bytes.
+/// Memory at an address that 256 divides, after `offset` bytes; filled with 0xFF.
 class Memory {
  public:
-  explicit Memory(std::size_t bytes = 0, std::size_t offset = 0)
-      : bytes_(bytes), offset_(offset), store_(bytes + offset + 256, std::byte{0xFF}) {}
+  explicit Memory(std::size_t bytes = 0, std::size_t offset = 0,
+                  Backend backend = Backend::emulated)
+      : bytes_(bytes), offset_(offset) {
+    if (backend == Backend::gpu) {
+      gpu_ =
+          std::make_unique<DeviceBuffer>(backend, "memory", static_cast<int64_t>(bytes + offset));
+      gpu_->poison();
+    } else {
+      store_.assign(bytes + offset + 256, std::byte{0xFF});
+    }
+  }
   std::byte* data() {
+    if (gpu_) return static_cast<std::byte*>(gpu_->data()) + offset_;
     const auto at = reinterpret_cast<std::uintptr_t>(store_.data());
     return store_.data() + (256 - at % 256) % 256 + offset_;
   }
   std::size_t bytes() const { return bytes_; }
+  void write(const std::vector<std::byte>& from) {
+    if (gpu_)
+      gpu_->upload(from.data(), static_cast<int64_t>(offset_), static_cast<int64_t>(from.size()));
+    else
+      std::memcpy(data(), from.data(), from.size());
+  }
+  std::vector<std::byte> read() {
+    std::vector<std::byte> to(bytes_);
+    if (gpu_)
+      gpu_->download(to.data(), static_cast<int64_t>(offset_), static_cast<int64_t>(bytes_));
+    else
+      std::memcpy(to.data(), data(), bytes_);
+    return to;
+  }
 
  private:
   std::size_t bytes_, offset_;
   std::vector<std::byte> store_;
+  std::unique_ptr<DeviceBuffer> gpu_;
 };
 
 inline std::optional<api::Call> call_of(const Step& step) {
@@ -86,16 +116,16 @@ inline attn_problem abi_problem(const Problem& p, const Operation& op) {
 
 /// The tensors of an operation as the ABI takes them, by the chapters' names.
 struct CallTensors {
-  std::map<std::string, Memory> memory;
-  attn_tensors tensors{};
+  Backend backend = Backend::emulated;
+  std::map<std::string, Memory> memory = {};
+  attn_tensors tensors = {};
 
   void give(const std::string& name, const std::vector<std::byte>& bytes) {
-    Memory& m = memory[name] = Memory(bytes.size());
-    std::memcpy(m.data(), bytes.data(), bytes.size());
-    point(name);
+    make(name, bytes.size());
+    memory.at(name).write(bytes);
   }
   void make(const std::string& name, std::size_t bytes) {
-    memory[name] = Memory(bytes);
+    memory.insert_or_assign(name, Memory(bytes, 0, backend));
     point(name);
   }
   void point(const std::string& name) {
@@ -122,10 +152,118 @@ struct CallTensors {
     }
   }
   /// The bytes of a tensor.
-  std::vector<std::byte> bytes(const std::string& name) {
-    Memory& m = memory.at(name);
-    return {m.data(), m.data() + m.bytes()};
-  }
+  std::vector<std::byte> bytes(const std::string& name) { return memory.at(name).read(); }
 };
+
+/// A problem with several tiles and sequences that a step takes, or nothing.
+inline std::optional<Problem> problem_for(const Step& step) {
+  const Operation& op = *step.operation;
+  const bool decodes = op.few_queries > 0;
+  for (int n = 0; n < 8; ++n) {
+    Problem p;
+    p.batch = decodes ? 2 : 1, p.heads = 2, p.kv_heads = 1;
+    p.seqlen_q = decodes ? 3 : 70, p.seqlen_k = 160, p.head_dim = 64;
+    p.dtype = quantises_to(step);
+    p.causal = n % 2 == 0;
+    if (n / 2 % 2 == 1) p.dtype = DType::fp32;
+    if (op.name == "paged_mla") p.head_dim = 576;
+    if (decodes) p.seqused_k = {160, 37};
+    if (op.name == "paged_prefill") {
+      p.seqused_k.clear();
+      p.varlen_q = {33, 5}, p.varlen_k = {160, 37};
+    }
+    if (n >= 4) p.head_dim = 128, p.kv_heads = 2;
+    if (op.complete) op.complete(p, {"--head-dim", "--kv-heads", "--heads"});
+    p.finish();
+    if (!refusal(step, p)) return p;
+  }
+  return std::nullopt;
+}
+
+/// Without printing all bytes where they differ.
+inline bool same(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+  return a == b;
+}
+
+struct Result {
+  std::string fault;
+  std::map<std::string, std::vector<std::byte>> outputs;
+};
+
+inline Result by_session(const Step& step, const Problem& p, const HostTensors& inputs,
+                         std::map<std::string, std::vector<std::byte>>* saved, Backend backend) {
+  Result result;
+  choose_schedule(1);
+  Session session(p, *step.operation, backend, inputs);
+  Status status = session.prepare(step);
+  if (status.ok()) status = session.launch();
+  if (!status.ok()) return {status.message, {}};
+  for (const auto& [name, tensor] : session.outputs()) result.outputs[name] = to_bytes(tensor);
+  // O and lse of a forward pass, for the backward one.
+  if (!step.operation->saved(p).empty()) {
+    Session forwards(p, forward(), backend, inputs);
+    for (const auto& named : api::all_steps())
+      if (named.step->prepare.emulated == nullptr && named.step->operation == &forward() &&
+          named.step->launch.emulated == step.prepare.emulated)
+        if (forwards.prepare(*named.step).ok() && forwards.launch().ok())
+          for (const auto& [name, tensor] : forwards.outputs()) (*saved)[name] = to_bytes(tensor);
+  }
+  return result;
+}
+
+/// Plans, prepares and runs: "" or the line of the call that failed.
+inline std::string run(api::Call call, const attn_problem& problem, const attn_tensors& tensors) {
+  attn_plan* plan = nullptr;
+  if (plan_function(call)(&problem, &plan) != ATTN_OK) return attn_last_error();
+  const std::unique_ptr<attn_plan, void (*)(attn_plan*)> owner(plan, attn_plan_destroy);
+  const std::size_t bytes = attn_plan_workspace_bytes(plan);
+  Memory workspace(bytes, 0, problem.backend == ATTN_GPU ? Backend::gpu : Backend::emulated);
+  if (attn_prepare(plan, &tensors, workspace.data(), bytes, nullptr) != ATTN_OK)
+    return attn_last_error();
+  return attn_run(plan, &tensors, workspace.data(), bytes, nullptr) == ATTN_OK ? ""
+                                                                               : attn_last_error();
+}
+
+inline CallTensors tensors_of(const Operation& op, const Problem& p, const HostTensors& inputs,
+                              const std::map<std::string, std::vector<std::byte>>& saved = {},
+                              Backend backend = Backend::emulated) {
+  CallTensors tensors{backend, {}, {}};
+  for (const auto& [name, tensor] : inputs) tensors.give(name, to_bytes(tensor));
+  for (const auto& [name, bytes] : saved) tensors.give(name, bytes);
+  for (const TensorSpec& spec : op.outputs(p))
+    if (!inputs.contains(spec.name))
+      tensors.make(spec.name, static_cast<std::size_t>(spec.bytes()));
+  return tensors;
+}
+
+inline void compare_with_session(const api::NamedStep& named, api::Call call, const Problem& p,
+                                 Backend backend) {
+  INFO(named.name);
+  const Step& step = *named.step;
+  const HostTensors inputs = draw(*step.operation, p).tensors;
+  std::map<std::string, std::vector<std::byte>> saved;
+  const Result right = by_session(step, p, inputs, &saved, backend);
+  attn_problem problem = abi_problem(p, *step.operation);
+  problem.backend = backend == Backend::gpu ? ATTN_GPU : ATTN_EMULATED;
+  problem.step = named.name.c_str();
+  std::vector<int32_t> table;
+  if (inputs.contains("page_table")) {
+    const auto& numbers = inputs.at("page_table").numbers;
+    table.assign(numbers.begin(), numbers.end());
+    problem.host_page_table = table.data();
+  }
+  CallTensors tensors = tensors_of(*step.operation, p, inputs, saved, backend);
+  choose_schedule(1);
+  const std::string fault = run(call, problem, tensors.tensors);
+  CHECK(fault == right.fault);
+  if (!fault.empty()) return;
+  if (backend == Backend::gpu) synchronize(backend);
+  // On a GPU the order of atomic additions changes the bits of some steps.
+  if (backend == Backend::gpu && !step.deterministic) return;
+  for (const auto& [name, bytes] : right.outputs) {
+    INFO(name);
+    CHECK(same(tensors.bytes(name), bytes));
+  }
+}
 
 }  // namespace attn::tests

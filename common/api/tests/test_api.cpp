@@ -13,133 +13,26 @@
 
 #include "api/tests/calls.h"
 #include "device/device.h"
-#include "run/schedule.h"
-#include "run/session.h"
 #include "tests/catch.h"
 
 using namespace attn;
 using namespace attn::tests;
 using api::Call;
 
-namespace {
-
-// A problem with several tiles and sequences that a step takes, or nothing.
-std::optional<Problem> problem_for(const Step& step) {
-  const Operation& op = *step.operation;
-  const bool decodes = op.few_queries > 0;
-  for (int n = 0; n < 8; ++n) {
-    Problem p;
-    p.batch = decodes ? 2 : 1, p.heads = 2, p.kv_heads = 1;
-    p.seqlen_q = decodes ? 3 : 70, p.seqlen_k = 160, p.head_dim = 64;
-    p.dtype = quantises_to(step);
-    p.causal = n % 2 == 0;
-    if (n / 2 % 2 == 1) p.dtype = DType::fp32;
-    if (op.name == "paged_mla") p.head_dim = 576;
-    if (decodes) p.seqused_k = {160, 37};
-    if (op.name == "paged_prefill") {
-      p.seqused_k.clear();
-      p.varlen_q = {33, 5}, p.varlen_k = {160, 37};
-    }
-    if (n >= 4) p.head_dim = 128, p.kv_heads = 2;
-    if (op.complete) op.complete(p, {"--head-dim", "--kv-heads", "--heads"});
-    p.finish();
-    if (!refusal(step, p)) return p;
-  }
-  return std::nullopt;
-}
-
-// Without printing all bytes where they differ.
-bool same(const std::vector<std::byte>& a, const std::vector<std::byte>& b) { return a == b; }
-
-struct Result {
-  std::string fault;
-  std::map<std::string, std::vector<std::byte>> outputs;
-};
-
-Result by_session(const Step& step, const Problem& p, const HostTensors& inputs,
-                  std::map<std::string, std::vector<std::byte>>* saved) {
-  Result result;
-  choose_schedule(1);
-  Session session(p, *step.operation, Backend::emulated, inputs);
-  Status status = session.prepare(step);
-  if (status.ok()) status = session.launch();
-  if (!status.ok()) return {status.message, {}};
-  for (const auto& [name, tensor] : session.outputs()) result.outputs[name] = to_bytes(tensor);
-  // O and lse of a forward pass, for the backward one.
-  if (!step.operation->saved(p).empty()) {
-    Session forwards(p, forward(), Backend::emulated, inputs);
-    for (const auto& named : api::all_steps())
-      if (named.step->prepare.emulated == nullptr && named.step->operation == &forward() &&
-          named.step->launch.emulated == step.prepare.emulated)
-        if (forwards.prepare(*named.step).ok() && forwards.launch().ok())
-          for (const auto& [name, tensor] : forwards.outputs()) (*saved)[name] = to_bytes(tensor);
-  }
-  return result;
-}
-
-// Plans, prepares and runs.
-std::string run(Call call, const attn_problem& problem, const attn_tensors& tensors,
-                bool twice = false) {
-  attn_plan* plan = nullptr;
-  if (plan_function(call)(&problem, &plan) != ATTN_OK) return attn_last_error();
-  const std::unique_ptr<attn_plan, void (*)(attn_plan*)> owner(plan, attn_plan_destroy);
-  const std::size_t bytes = attn_plan_workspace_bytes(plan);
-  Memory workspace(bytes);
-  if (attn_prepare(plan, &tensors, workspace.data(), bytes, nullptr) != ATTN_OK)
-    return attn_last_error();
-  for (int n = 0; n < (twice ? 2 : 1); ++n)
-    if (attn_run(plan, &tensors, workspace.data(), bytes, nullptr) != ATTN_OK)
-      return attn_last_error();
-  return "";
-}
-
-CallTensors tensors_of(const Operation& op, const Problem& p, const HostTensors& inputs,
-                       const std::map<std::string, std::vector<std::byte>>& saved = {}) {
-  CallTensors tensors;
-  for (const auto& [name, tensor] : inputs) tensors.give(name, to_bytes(tensor));
-  for (const auto& [name, bytes] : saved) tensors.give(name, bytes);
-  for (const TensorSpec& spec : op.outputs(p))
-    if (!inputs.contains(spec.name))
-      tensors.make(spec.name, static_cast<std::size_t>(spec.bytes()));
-  return tensors;
-}
-
-}  // namespace
-
 TEST_CASE("every step through the ABI has the bits of its session", "[api]") {
-  std::set<std::string> operations;
+  std::set<std::string> without;
   int reached = 0;
   for (const api::NamedStep& named : api::all_steps()) {
-    const Step& step = *named.step;
-    const auto call = call_of(step);
-    if (!call) {
-      operations.insert(step.operation->name);
-      continue;
-    }
-    INFO(named.name);
-    const auto p = problem_for(step);
+    const auto call = call_of(*named.step);
+    const auto p = call ? problem_for(*named.step) : std::nullopt;
     if (!p) {
-      operations.insert(named.name);
+      without.insert(named.name);
       continue;
     }
     ++reached;
-    const HostTensors inputs = draw(*step.operation, *p).tensors;
-    std::map<std::string, std::vector<std::byte>> saved;
-    const Result right = by_session(step, *p, inputs, &saved);
-    attn_problem problem = abi_problem(*p, *step.operation);
-    problem.step = named.name.c_str();
-    CallTensors tensors = tensors_of(*step.operation, *p, inputs, saved);
-    problem.host_page_table = tensors.tensors.page_table;
-    choose_schedule(1);
-    const std::string fault = run(*call, problem, tensors.tensors);
-    CHECK(fault == right.fault);
-    if (!fault.empty()) continue;
-    for (const auto& [name, bytes] : right.outputs) {
-      INFO(name);
-      CHECK(same(tensors.bytes(name), bytes));
-    }
+    compare_with_session(named, *call, *p, Backend::emulated);
   }
-  fmt::print("{} steps; not reached: {}\n", reached, fmt::join(operations, ", "));
+  fmt::print("{} steps; without a function or a problem: {}\n", reached, fmt::join(without, ", "));
   CHECK(reached > 100);
 }
 
@@ -271,6 +164,32 @@ TEST_CASE("a workspace is large enough, aligned and prepared", "[api]") {
     REQUIRE(attn_run(plan.get(), &t, workspace.data(), bytes, nullptr) == ATTN_OK);
     CHECK(same(f.tensors.bytes("o"), f.o));
   }
+}
+
+TEST_CASE("a cache that prepare has quantised is not another call's", "[api]") {
+  for (const api::NamedStep& named : api::all_steps()) {
+    if (named.name != "08_quant_sparse/d1_int8_kv") continue;
+    const Problem p = *problem_for(*named.step);
+    attn_problem problem = abi_problem(p, *named.step->operation);
+    problem.step = named.name.c_str();
+    CallTensors tensors =
+        tensors_of(*named.step->operation, p, draw(*named.step->operation, p).tensors);
+    attn_tensors t = tensors.tensors;
+    attn_plan* made = nullptr;
+    REQUIRE(attn_decode_plan(&problem, &made) == ATTN_OK);
+    const std::unique_ptr<attn_plan, void (*)(attn_plan*)> plan(made, attn_plan_destroy);
+    CHECK(attn_plan_prepare_reads_tensors(made) == 1);
+    const std::size_t bytes = attn_plan_workspace_bytes(made);
+    Memory workspace(bytes), other(tensors.memory.at("k").bytes());
+    CHECK(attn_prepare(made, nullptr, workspace.data(), bytes, nullptr) == ATTN_INVALID_VALUE);
+    REQUIRE(attn_prepare(made, &t, workspace.data(), bytes, nullptr) == ATTN_OK);
+    CHECK(attn_run(made, &t, workspace.data(), bytes, nullptr) == ATTN_OK);
+    t.k.data = other.data();
+    CHECK(attn_run(made, &t, workspace.data(), bytes, nullptr) == ATTN_WORKSPACE);
+    CHECK(std::string(attn_last_error()).find("prepared with another k") != std::string::npos);
+    return;
+  }
+  FAIL("no such step");
 }
 
 TEST_CASE("one plan runs in several threads", "[api]") {

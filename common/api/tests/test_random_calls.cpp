@@ -124,10 +124,10 @@ class RandomCall {
                                                 : static_cast<int32_t>(from(0, 2));
     p_.batch = from(1, 2), p_.kv_heads = from(1, 2), p_.heads = p_.kv_heads * from(1, 2);
     p_.seqlen_q = few ? from(1, 4) : from(1, 64), p_.seqlen_k = from(few ? 4 : 1, 64);
-    p_.head_dim = chance(0.7) ? 64 : chance(0.5) ? 128 : 32;
+    p_.head_dim = chance(0.8) ? 64 : 128;
     p_.causal = chance(0.5);
-    if (chance(0.3)) p_.window_left = from(0, 40);
-    if (chance(0.2)) p_.softcap = 30;
+    if (chance(0.2)) p_.window_left = from(0, 40);
+    if (chance(0.1)) p_.softcap = 30;
     if (paged) {
       static constexpr int64_t kSizes[] = {1, 3, 8, 16};
       p_.page_size = kSizes[below(4)];
@@ -185,7 +185,7 @@ class RandomCall {
       std::shuffle(table.begin(), table.end(), random_);
       t_.page_table = integers(table);
     }
-    if (chance(0.5)) {  // a step of this operation, or the best one
+    if (chance(0.4)) {  // a step of this operation, or the best one
       const auto& all = api::all_steps();
       for (int n = 0; n < 50 && !p_.step; ++n) {
         const api::NamedStep& named =
