@@ -111,6 +111,7 @@ struct AsyncWork {
     Place place;
   };
   std::vector<Held> held;
+  const std::byte *held_first = nullptr, *held_end = nullptr;  // all of them lie between
 };
 
 /// A barrier in shared memory (`mbarrier`). A phase ends when `count` threads have arrived and all

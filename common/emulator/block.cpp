@@ -162,6 +162,7 @@ void Block::begin_turn() {
   threadIdx = thread.index;
   reading_block = races_ ? this : nullptr;
   entering_block = nullptr;
+  watches_registers_ = races_ && (thread.work.registers_fenced || !thread.work.held.empty());
   spins_ = slice_ = false;
   reads_left = kSlice;
 }
@@ -171,8 +172,7 @@ Fiber& Block::end_turn() {
   --turns_;
   grid_.spins += spins_;
   grid_.slices += slice_;
-  grid_.wants_more =
-      grid_.waiting > 0 && (grid_.spins > kManySpins || grid_.slices > kManySlices);
+  grid_.wants_more = grid_.waiting > 0 && (grid_.spins > kManySpins || grid_.slices > kManySlices);
   if (grid_.spins > kMaxSpins || grid_.slices > kMaxSlices * (threads_.size() + 1))
     fail_later(spin_text(running_));
   if (grid_.wants_more) return host_;

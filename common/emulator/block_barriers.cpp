@@ -140,6 +140,7 @@ void Block::mbarrier_copy_to(unsigned rank, const char* what, Place place, const
       const bool is_shared = shared_byte(first).has_value();
       if (!is_shared && !grid_.races) return;
       reads.proxy = is_shared ? Space::shared : Space::global;
+      reads.after = 0;  // to the other proxy
       async_access(reads, first, n);
     });
   }

@@ -50,12 +50,27 @@ void Block::access_shared(Kind kind, const char* what, const Where& where, const
   if (kind == Kind::write && !what) fences_ |= 1;  // ordinary code's
   if (!races_ || failure_) return;
   try {
-    if (kind == Kind::read && races_->read_before(number(running_), where, shadow_, byte, bytes))
-      return;
     const std::size_t size = std::min(bytes, variables_.size() + shared_bytes_ - byte);
     Races::Access now = races_->by_thread(number(running_), kind, what, where, at);
+    if (races_->note_quickly(now, shadow_, byte, size)) return;
     if (const std::string* race = races_->touch(now, {shadow_, shared_name_}, byte, size))
       fail_later(*race);
+  } catch (const std::exception& e) {
+    fail_later(e.what());
+  }
+}
+
+// Locals of the thread that runs.
+void Block::access_register(Kind kind, const Where& where, const void* at,
+                            std::size_t bytes) noexcept {
+  if (internal_ || failure_) return;
+  AsyncWork& mine = threads_[running_].work;
+  const auto* const first = static_cast<const std::byte*>(at);
+  try {
+    if (first < mine.held_end && first + bytes > mine.held_first)
+      check_registers(kind, where, at, bytes);
+    if (kind == Kind::write && mine.registers_fenced && mine.writes.size() < AsyncWork::kMaxWrites)
+      mine.writes.push_back({first, bytes, where});
   } catch (const std::exception& e) {
     fail_later(e.what());
   }
@@ -65,14 +80,6 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
                          std::size_t bytes) noexcept {
   if (internal_ || failure_) return;
   try {
-    AsyncWork& mine = threads_[running_].work;
-    if (!mine.held.empty()) check_registers(kind, where, at, bytes);
-    if (on_stack(at)) {
-      if (kind == Kind::write && mine.registers_fenced &&
-          mine.writes.size() < AsyncWork::kMaxWrites)
-        mine.writes.push_back({static_cast<const std::byte*>(at), bytes, where});
-      return;
-    }
     if (!grid_.variables.empty())
       if (const auto byte = shared_byte(at))
         return access_shared(kind, what, where, at, *byte, bytes);
@@ -81,8 +88,8 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
         return fail_later(running_name() + " writes to " + variable + " at " + where.text() +
                           ", a __shared__ variable of a function that the kernel calls: it has to "
                           "be one of the kernel");
-    const auto past = static_cast<std::size_t>(static_cast<const std::byte*>(at) - shared_.get()) -
-                      shared_bytes_;
+    const auto past =
+        static_cast<std::size_t>(static_cast<const std::byte*>(at) - shared_.get()) - shared_bytes_;
     if (past < kGuardBytes)
       return fail_later(running_name() + (kind == Kind::read ? " reads " : " writes ") +
                         std::to_string(past) + " bytes past the end of its " +
@@ -91,6 +98,7 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
     if (kind != Kind::write && !grid_.races) return;
     GlobalBuffer* const buffer = GlobalBuffer::find(at);
     if (!buffer) {
+      if (GlobalBuffer::known_to_be_none(at)) return;
       const GlobalBuffer* const near = GlobalBuffer::nearest(at);
       if (near && near->guards(at))
         fail_later(running_name() + (kind == Kind::read ? " reads " : " writes ") +
@@ -99,13 +107,11 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
     }
     if (grid_.races) {
       const std::size_t first = buffer->offset(at);
-      if (kind == Kind::read &&
-          races_->read_before(number(running_), where, buffer->shadow(), first, bytes))
-        return;
       Races::Access now = races_->by_thread(number(running_), kind, what, where, at);
-      if (const std::string* race =
-              races_->touch(now, {buffer->shadow(), buffer->byte_name()}, first, bytes))
-        fail_later(*race);
+      if (!races_->note_quickly(now, buffer->shadow(), first, bytes))
+        if (const std::string* race =
+                races_->touch(now, {buffer->shadow(), buffer->byte_name()}, first, bytes))
+          fail_later(*race);
     }
     // Drawn for stores to global memory alone: what else is watched does not change the schedule.
     const bool pauses = kind == Kind::write && random_.below(8) == 0;
@@ -120,7 +126,7 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
 Races::Access Block::async(std::size_t& who, std::uint32_t epoch, Kind kind, const char* what,
                            Place place) {
   if (who == AsyncQueue::kNobody) who = races_->order().add();
-  return {who, number(running_), epoch, kind, what, place};
+  return {{who, number(running_), epoch, kind, what, place}};
 }
 
 void Block::async_access(Races::Access& access, const void* at, std::size_t bytes) {
@@ -278,8 +284,18 @@ void Block::product_fence() {
   AsyncWork& mine = threads_[running_].work;
   mine.registers_fenced = true;
   mine.writes.clear();
-  looks_closer_ = looks_closer_ || races_;
+  watches_registers_ = races_;
 }
+
+namespace {
+void note_held(AsyncWork& work) {
+  work.held_first = work.held_end = nullptr;
+  for (const AsyncWork::Held& h : work.held) {
+    if (!work.held_first || h.at < work.held_first) work.held_first = h.at;
+    work.held_end = std::max(work.held_end, h.at + h.bytes);
+  }
+}
+}  // namespace
 
 // wgmma is one instruction of four warps: all of them run the same ones in the same order.
 void Block::check_same_product(Place place) {
@@ -300,8 +316,7 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
   AsyncWork& mine = threads_[running_].work;
   if (!mine.registers_fenced) fail("wgmma", place, "without wgmma_fence since the last wait");
   const bool early = mine.products.early();
-  if (!accumulate && !early)
-    std::memset(d.at, 0xFF, d.bytes);  // undefined until the wait
+  if (!accumulate && !early) std::memset(d.at, 0xFF, d.bytes);  // undefined until the wait
   const auto written_since_fence = [&](Registers r) {
     const auto* const first = static_cast<const std::byte*>(r.at);
     for (const AsyncWork::Write& w : mine.writes)
@@ -329,12 +344,22 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
   };
   if (races_) hold(d, true);
   if (races_ && a.at) hold(a, false);
+  note_held(mine);
   if (lane() == 0) check_same_product(place);
   ++mine.issued;
   if (lane() == 0) {  // one instruction of all four warps: each has to know what was written
     std::optional<Races::Access> reads;
     if (races_) {
-      reads = async(product_numbers_[running_ / kWarpSize], group, Kind::read, "wgmma", place);
+      // The warps of a warpgroup read the same: their numbers follow each other (races.h).
+      std::size_t& who = product_numbers_[running_ / kWarpSize];
+      if (who == AsyncQueue::kNobody) {
+        const std::size_t first = running_ / kWarpgroupSize * (kWarpgroupSize / kWarpSize);
+        const std::size_t end =
+            std::min(first + kWarpgroupSize / kWarpSize, product_numbers_.size());
+        for (std::size_t warp = first; warp < end; ++warp)
+          product_numbers_[warp] = races_->order().add();
+      }
+      reads = async(who, group, Kind::read, "wgmma", place);
       reads->proxy = Space::shared;
     }
     operands([&](const void* first, std::size_t bytes) {
@@ -357,6 +382,8 @@ void Block::product_wait(std::size_t pending, Place place) {
   const std::size_t who = product_numbers_[running_ / kWarpSize];
   if (races_ && who != AsyncQueue::kNobody) races_->order().learn(number(running_), who, done);
   mine.registers_fenced = false;  // from here on ordinary code may write them
+  note_held(mine);
+  watches_registers_ = !mine.held.empty();
   meet_warp("wgmma_wait", place, ~0u, this, [](const auto&) {});
 }
 

@@ -11,6 +11,14 @@ std::vector<GlobalBuffer*>& buffers() {
   return all;
 }
 
+// What the last look-ups have found: a loop comes by the same buffer again, and by the same memory
+// that is no buffer's, such as a kernel's arguments.
+struct Found {
+  GlobalBuffer* buffer = nullptr;
+  const std::byte *first = nullptr, *end = nullptr;  // no buffer here, nor a guard of one
+};
+thread_local constinit Found found;
+
 }  // namespace
 
 std::string Member::element(std::size_t byte) const {
@@ -32,18 +40,42 @@ GlobalBuffer::GlobalBuffer(std::string name, const void* data, std::size_t bytes
       guard_(guard) {
   byte_name_ = [this](std::size_t byte) { return "byte " + std::to_string(byte) + " of " + name_; };
   buffers().push_back(this);
+  found = {};
 }
-GlobalBuffer::~GlobalBuffer() { std::erase(buffers(), this); }
+GlobalBuffer::~GlobalBuffer() {
+  std::erase(buffers(), this);
+  found = {};
+}
 
 GlobalBuffer* GlobalBuffer::find(const void* at) {
-  static thread_local GlobalBuffer* last = nullptr;  // a loop comes by the same buffer again
   const auto holds = [at](const GlobalBuffer* b) {
     return static_cast<std::size_t>(static_cast<const std::byte*>(at) - b->data_) < b->bytes_;
   };
+  const auto* const byte = static_cast<const std::byte*>(at);
+  if (found.buffer && holds(found.buffer)) return found.buffer;
+  if (byte >= found.first && byte < found.end) return nullptr;
   const auto& all = buffers();
-  if (last && std::find(all.begin(), all.end(), last) != all.end() && holds(last)) return last;
-  const auto found = std::find_if(all.begin(), all.end(), holds);
-  return found == all.end() ? nullptr : last = *found;
+  if (const auto one = std::find_if(all.begin(), all.end(), holds); one != all.end())
+    return found.buffer = *one;
+  // From the end of the last buffer before it to the beginning of the next one.
+  const std::byte* first = nullptr;
+  const std::byte* end = byte + 1;
+  bool any = false, guarded = false;
+  for (const GlobalBuffer* b : all) {
+    guarded = guarded || b->guards(at);
+    if (b->data_ > byte) {
+      const std::byte* const begin = b->data_ - b->guard_;
+      end = any ? std::min(end, begin) : begin, any = true;
+    } else {
+      first = std::max(first, b->data_ + b->bytes_ + b->guard_);
+    }
+  }
+  if (!guarded) found.first = first, found.end = end;
+  return nullptr;
+}
+bool GlobalBuffer::known_to_be_none(const void* at) {
+  const auto* const byte = static_cast<const std::byte*>(at);
+  return byte >= found.first && byte < found.end;
 }
 GlobalBuffer* GlobalBuffer::nearest(const void* at) {
   const auto distance = [at](const GlobalBuffer* b) {
@@ -51,10 +83,10 @@ GlobalBuffer* GlobalBuffer::nearest(const void* at) {
     return byte < b->data_ ? b->data_ - byte : byte - (b->data_ + b->bytes_);
   };
   const auto& all = buffers();
-  const auto found = std::min_element(all.begin(), all.end(), [&](const auto* a, const auto* b) {
+  const auto least = std::min_element(all.begin(), all.end(), [&](const auto* a, const auto* b) {
     return distance(a) < distance(b);
   });
-  return found == all.end() ? nullptr : *found;
+  return least == all.end() ? nullptr : *least;
 }
 std::string GlobalBuffer::place_of(const void* at) const {
   const auto* const byte = static_cast<const std::byte*>(at);

@@ -43,6 +43,8 @@ class GlobalBuffer {
 
   /// The one that holds `at`, or null.
   static GlobalBuffer* find(const void* at);
+  /// Whether the last call of find() has shown that neither a buffer nor a guard band is there.
+  static bool known_to_be_none(const void* at);
   /// The nearest one, or null, and where `at` is from there: "16 bytes past the end of q".
   static GlobalBuffer* nearest(const void* at);
   std::string place_of(const void* at) const;

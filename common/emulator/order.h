@@ -78,9 +78,13 @@ class Order {
   /// Thread t learns that `who` is done with `epoch`.
   void learn(std::size_t t, std::size_t who, std::uint32_t epoch) {
     if (knows(t, who, epoch)) return;
-    Epochs more = *known_[t];
-    set(more, who, epoch);
-    known_[t] = std::make_shared<const Epochs>(std::move(more));
+    Learnt& last = learnt_[(who * 31 + t / 32) % learnt_.size()];
+    if (last.before != known_[t] || last.who != who || last.epoch != epoch) {
+      Epochs more = *known_[t];
+      set(more, who, epoch);
+      last = {known_[t], std::make_shared<const Epochs>(std::move(more)), who, epoch};
+    }
+    known_[t] = last.after;
   }
   /// Thread t arrives: what it has done, and what it knows, is known there; what it does from here
   /// on is not.
@@ -92,13 +96,16 @@ class Order {
   /// Thread t goes on, knowing what is known there.
   void take(std::size_t t, const std::shared_ptr<const Epochs>& known) {
     if (known == known_[t]) return;
-    if (covers(*known, *known_[t])) {
-      known_[t] = known;
-    } else {
-      Epochs both = *known_[t];
-      join(both, *known);
-      known_[t] = std::make_shared<const Epochs>(std::move(both));
+    Joined& last = joined_[t / 32 % joined_.size()];
+    if (last.before != known_[t] || last.more != known) {
+      last = {known_[t], known, known};
+      if (!covers(*known, *known_[t])) {
+        Epochs both = *known_[t];
+        join(both, *known);
+        last.after = std::make_shared<const Epochs>(std::move(both));
+      }
     }
+    known_[t] = last.after;
   }
   /// `fence.proxy.async` of thread t: what it knows of the threads, and has done, is known of their
   /// proxies as well. PTX ISA, "Causality order": a proxy fence anywhere on the path from one
@@ -157,6 +164,17 @@ class Order {
     std::size_t first, count;
     std::array<std::size_t, 2> proxies;  // by Space: the number of the first one's, once it has one
   };
+  // The last results: the lanes of a warp mostly know, and learn, the same.
+  struct Joined {
+    std::shared_ptr<const Epochs> before, more, after;
+  };
+  struct Learnt {
+    std::shared_ptr<const Epochs> before, after;
+    std::size_t who = 0;
+    std::uint32_t epoch = 0;
+  };
+  std::array<Joined, 64> joined_;
+  std::array<Learnt, 64> learnt_;
   // The vectors below are by number, those of threads alone mean something.
   std::size_t next_ = 0;
   Epochs own_;    // the epoch of what each thread does now

@@ -11,6 +11,7 @@ std::size_t Races::add_threads(std::size_t count) {
   block_.resize(first + count);
   named_by_.resize(first + count, static_cast<std::uint32_t>(names_.size()));
   recent_.resize(first + count);
+  recent_reads_.resize((first + count) / Shadow::Threads::kNumber + 1);
   fences_.resize(first + count);
   return first;
 }
@@ -55,14 +56,20 @@ void Races::copies_done(std::size_t t, std::size_t who, std::uint32_t done) {
   if (epochs.size() < done) epochs.resize(done, order_.now(t));
 }
 
-// The number of its event, which threads that come by the same place again have already.
+// The number of its event, which threads that come by the same place again have already. Readers
+// are told apart by their bits (Shadow::Reader).
 std::uint32_t Races::number_of(Access& now) {
   if (now.number != 0) return now.number;
   Recent* recent = nullptr;
   if (!by_itself(now)) {
     const std::uintptr_t key = now.where.key() * 4 + static_cast<std::uintptr_t>(now.kind);
-    recent = &recent_[now.thread][(key ^ key >> 6) % Recents::kNumber];
-    if (recent->key == key && recent->epoch == now.epoch) return now.number = recent->event;
+    const std::uintptr_t mixed = key ^ key >> 6;
+    recent = reads_only(now.kind)
+                 ? &recent_reads_[now.thread / Shadow::Threads::kNumber][mixed % kRecentReads]
+                 : &recent_[now.thread][mixed % kRecent];
+    if (recent->key == key && recent->epoch == now.epoch &&
+        event(recent->event).block == block_[now.thread])
+      return now.number = recent->event;
     *recent = {key, now.epoch, 0};
   }
   events_.push_back({now, block_[now.thread]});
@@ -71,13 +78,13 @@ std::uint32_t Races::number_of(Access& now) {
   return now.number;
 }
 
-bool Races::ordered(const Access& before, const Access& now) const {
+bool Races::ordered(const Facts& before, const Facts& now) const {
   return order_.knows(now.thread, before.who, before.epoch);
 }
 
 // Between ordinary code, or cp.async, and what the async proxy does to the same bytes, there has to
 // be a fence. PTX ISA, "Async proxy".
-bool Races::unfenced(const Access& before, const Access& now) const {
+bool Races::unfenced(const Facts& before, const Facts& now) const {
   if (!now.proxy) return false;
   // After the end of a launch nothing of it is in any proxy.
   if (named_by_[before.thread] != named_by_[now.thread]) return false;
@@ -94,7 +101,7 @@ bool Races::unfenced(const Access& before, const Access& now) const {
 
 // Lanes of a warp that execute one store. PTX ISA, "Memory consistency model", leaves open which of
 // them is the last; that matters only if their values differ.
-bool Races::one_store(const Access& before, const Access& now) const {
+bool Races::one_store(const Facts& before, const Access& now) const {
   return before.kind == Kind::write && now.kind == Kind::write && now.at &&
          before.where.key() == now.where.key() && order_.one_warp(before.who, now.who);
 }
@@ -102,24 +109,25 @@ bool Races::one_store(const Access& before, const Access& now) const {
 const std::string* Races::different_values() {
   if (!stored_) return nullptr;
   const Stored s = *std::exchange(stored_, std::nullopt);
-  if (std::memcmp(s.now.at, s.value.data(), s.bytes) == 0) return nullptr;
+  if (std::memcmp(s.at, s.value.data(), s.bytes) == 0) return nullptr;
   error_ = text(s.before, s.now, (*s.name)(s.byte)) + ": two lanes store different values";
   return &error_;
 }
 
-inline bool Races::conflicts_with(std::uint32_t number, const Access& now,
-                                  const Shadow& shadow) const {
-  if (number == 0 || number == now.number) return false;
+inline bool Races::conflicts_with(std::uint32_t number, Access& now, const Shadow& shadow) const {
+  if (number == 0 || number == now.number || number == now.after) return false;
   if (number <= shadow.all_know && !by_itself(now)) return false;  // most of them
-  return !ordered(event(number), now) || unfenced(event(number), now);
+  if (!ordered(event(number), now) || unfenced(event(number), now)) return true;
+  now.after = number;
+  return false;
 }
 
 // The access before this one that nothing puts in order with it, or nothing; and which of `bytes`
 // both are to.
 inline std::optional<Races::Event> Races::conflict(const Shadow& shadow, const Cell& cell,
-                                                   const Access& now, unsigned& bytes,
+                                                   Access& now, unsigned& bytes,
                                                    const Event*& same) const {
-  if (!cell.writers) {
+  if (!cell.written_apart) {
     if (conflicts_with(cell.writer, now, shadow)) {
       if (!one_store(event(cell.writer), now)) return event(cell.writer);
       same = &event(cell.writer);
@@ -135,115 +143,192 @@ inline std::optional<Races::Event> Races::conflict(const Shadow& shadow, const C
         return event(cell.writer_of(b));
       }
   }
-  if ((cell.atomic_bytes & bytes) && !is_atomic(now.kind) &&
-      conflicts_with(cell.atomic, now, shadow)) {
-    bytes &= cell.atomic_bytes;
-    return event(cell.atomic);
+  if ((cell.atomic_bytes() & bytes) && !is_atomic(now.kind) &&
+      conflicts_with(cell.more->atomic, now, shadow)) {
+    bytes &= cell.atomic_bytes();
+    return event(cell.more->atomic);
   }
   return reads_only(now.kind) ? std::nullopt : reading(shadow, cell, now, bytes);
 }
 
 // The read before this write that nothing puts in order with it.
-std::optional<Races::Event> Races::reading(const Shadow& shadow, const Cell& cell,
-                                           const Access& now, unsigned& bytes) const {
-  for (const Reader& r : cell.readers) {
+std::optional<Races::Event> Races::reading(const Shadow& shadow, const Cell& cell, Access& now,
+                                           unsigned& bytes) const {
+  for (const Reader& r : cell) {
     if (!(r.bytes() & bytes) || (r.number <= shadow.all_know && !by_itself(now))) continue;
+    if (r.number == now.after_reads.number && r.threads == now.after_reads.threads) continue;
     Event before = event(r.number);
+    const std::size_t noted = before.who;
+    const std::size_t first = noted - noted % Shadow::Threads::kNumber;
     if (is_atomic(before.kind) && is_atomic(now.kind)) continue;
     for (std::uint32_t half = 0; half < 2; ++half)
       for (std::uint64_t bits = r.threads.bits[half]; bits != 0; bits &= bits - 1) {
-        before.who = r.first + 64 * half + static_cast<std::uint32_t>(std::countr_zero(bits));
-        if (!by_itself(before)) before.thread = before.who;
+        before.who = first + 64 * half + static_cast<std::uint32_t>(std::countr_zero(bits));
+        before.thread = before.who == noted ? event(r.number).thread
+                        : by_itself(before) ? issuer_[before.who]
+                                            : before.who;
         if (ordered(before, now) && !unfenced(before, now)) continue;
         bytes &= r.bytes();
         return before;
       }
+    now.after_reads = r;
   }
   return std::nullopt;
 }
 
 inline void Races::note_read(const Shadow& shadow, Cell& cell, Access& now, Reader reader) {
-  if (cell.readers.since != shadow.meetings) {
+  if (cell.since != shadow.meetings) {
     // The threads' reads are known to all; a read by an instruction that goes on by itself is not.
-    cell.readers.remove([](const Reader& r) { return !(r.number & kAsync); });
-    cell.readers.since = shadow.meetings;
+    cell.remove([](const Reader& r) { return !(r.number & kAsync); });
+    cell.since = shadow.meetings & 0xFFFFFFF;
   }
   bool gone = false;
-  for (Reader& r : cell.readers) {
-    if (r == reader && (!by_itself(now) || r.threads.any(reader.threads))) {
+  for (Reader& r : cell) {
+    if (r == reader && ((r.number & kAsync) != 0) == by_itself(now)) {
       r.threads.add(reader.threads);
       return;
     }
     // Who knows of a thread's last read knows of those before.
-    if (r.first == reader.first && r.bytes() == reader.bytes() && r.threads.any(reader.threads) &&
-        event(r.number).kind == now.kind)
+    const auto of_same = [&] {
+      const Event& e = event(r.number);
+      const auto of = [](std::size_t who) { return who / Shadow::Threads::kNumber; };
+      return of(e.who) == of(now.who) && e.kind == now.kind;
+    };
+    if (r.bytes() == reader.bytes() && r.threads.any(reader.threads) && of_same())
       r.threads.remove(reader.threads), gone |= r.threads.none();
   }
-  if (gone) cell.readers.remove([](const Reader& r) { return r.threads.none(); });
+  if (gone) cell.remove([](const Reader& r) { return r.threads.none(); });
   reader.number = number_of(now);
-  if (shadow.global && cell.readers.size() == Shadow::kMaxGlobal)
-    cell.readers.begin()[replaced_++ % Shadow::kMaxGlobal] = reader;
+  if (shadow.global && cell.readers() == Shadow::kMaxGlobal)
+    cell.begin()[replaced_++ % Shadow::kMaxGlobal] = reader;
   else
-    cell.readers.add(reader);
+    cell.add(reader);
 }
 
 inline void Races::note_write(Cell& cell, std::uint32_t number, unsigned bytes) {
   if (bytes == Cell::kWhole) {
     cell.writer = number;
-    cell.writers = nullptr;
-    cell.atomic = cell.atomic_bytes = 0;
-    cell.readers.clear();
+    cell.written_apart = 0;
+    if (cell.more) cell.more->atomic_bytes = 0;
+    cell.forget_readers();
     return;
   }
-  if (!cell.writers) {
-    cell.writers = std::make_unique<std::array<std::uint32_t, Cell::kBytes>>();
-    cell.writers->fill(cell.writer);
-  }
+  Cell::More& more = cell.with_more();
+  if (!cell.written_apart) more.writers.fill(cell.writer);
+  cell.written_apart = 1;
   for (std::size_t b = 0; b < Cell::kBytes; ++b)
-    if (bytes >> b & 1) (*cell.writers)[b] = number;
-  cell.atomic_bytes &= ~bytes & Cell::kWhole;
-  for (Reader& r : cell.readers) r.place_and_bytes &= ~bytes;
-  cell.readers.remove([](const Reader& r) { return r.bytes() == 0; });
+    if (bytes >> b & 1) more.writers[b] = number;
+  more.atomic_bytes &= ~bytes;
+  for (Reader& r : cell) r.place_and_bytes &= ~bytes;
+  cell.remove([](const Reader& r) { return r.bytes() == 0; });
+}
+
+bool Races::note_quickly(Access& now, Shadow& shadow, std::size_t first, std::size_t bytes) {
+  constexpr std::size_t kBytes = Cell::kBytes, kGroup = Shadow::kGroup;
+  const bool reads = now.kind == Kind::read;
+  if (!reads && (stored_ || now.kind != Kind::write)) return false;
+  const auto who = static_cast<std::uint32_t>(now.who);
+  const Reader anywhere = reader_at(who, now.epoch, now.kind, now.where, 0);
+  const std::size_t end = first + bytes;
+  for (std::size_t at = first; at < end;) {
+    Shadow::Group group = shadow.group(at / kGroup);
+    const bool whole = at % kGroup == 0 && at + kGroup <= end;
+    if (group.split ? whole && !reads : !whole) return false;
+    const std::size_t past = group.split ? at % kBytes : 0;
+    const std::size_t size = group.split ? std::min(kBytes - past, end - at) : kGroup;
+    const unsigned mask = group.split ? ((1u << size) - 1) << past : Cell::kWhole;
+    Cell& cell = *group.cells[group.split ? at / kBytes % Shadow::kCells : 0];
+    at += size;
+    if (cell.written_apart || cell.atomic_bytes() != 0) return false;
+    if (reads && cell.writer == 0 && !shadow.global) return false;
+    if (conflicts_with(cell.writer, now, shadow)) return false;
+    if (!reads) {
+      if (mask != Cell::kWhole) return false;
+      for (const Reader& r : cell)
+        if (r.number > shadow.all_know) return false;
+      note_write(cell, number_of(now), mask);
+      continue;
+    }
+    Reader reader = anywhere;
+    reader.place_and_bytes |= mask;
+    const bool noted =
+        cell.since == shadow.meetings && std::any_of(cell.begin(), cell.end(), [&](Reader& r) {
+          const bool same = r == reader && !(r.number & kAsync);
+          if (same) r.threads.add(reader.threads);
+          return same;
+        });
+    if (!noted) note_read(shadow, cell, now, reader);
+  }
+  return true;
+}
+
+// Of the cell whose first byte is byte `begin`, those of `mask`.
+inline const std::string* Races::touch_cell(Access& now, const Memory& memory, Cell& cell,
+                                            std::size_t begin, unsigned mask,
+                                            const Reader& anywhere, const Event*& same) {
+  unsigned both = mask;
+  if (const auto before = conflict(memory.shadow, cell, now, both, same)) {
+    error_ = text(*before, {now, block_[now.thread]},
+                  memory.name(begin + static_cast<std::size_t>(std::countr_zero(both))));
+    return &error_;
+  }
+  if (!memory.shadow.global && now.kind != Kind::write)
+    for (std::size_t b = 0; b < Cell::kBytes && !never_written_; ++b)
+      if ((mask >> b & 1) && cell.writer_of(b) == 0)
+        never_written_ = memory.name(begin + b) + " was " + done({now, block_[now.thread]}) +
+                         ", where no thread had written";
+  if (reads_only(now.kind)) {
+    Reader reader = anywhere;
+    reader.place_and_bytes |= mask;
+    note_read(memory.shadow, cell, now, reader);
+  } else if (is_atomic(now.kind)) {
+    Cell::More& more = cell.with_more();
+    more.atomic = number_of(now);
+    more.atomic_bytes = mask;
+  } else {
+    note_write(cell, number_of(now), mask);
+  }
+  return nullptr;
 }
 
 const std::string* Races::touch(Access& now, const Memory& memory, std::size_t first,
                                 std::size_t bytes) {
-  constexpr std::size_t kBytes = Cell::kBytes;
+  constexpr std::size_t kBytes = Cell::kBytes, kGroup = Shadow::kGroup;
   if (const std::string* race = different_values()) return race;
   const Event* same = nullptr;
+  if (by_itself(now)) {
+    if (issuer_.size() <= now.who) issuer_.resize(now.who + 1);
+    issuer_[now.who] = static_cast<std::uint32_t>(now.thread);
+  }
   const std::size_t end = first + bytes;
   const Reader anywhere =
       reader_at(static_cast<std::uint32_t>(now.who), now.epoch, now.kind, now.where, 0);
-  for (std::size_t at = first / kBytes; at * kBytes < end; ++at) {
-    Cell& cell = memory.shadow.at(at);
-    const std::size_t begin = at * kBytes;
-    unsigned mask = Cell::kWhole;
-    if (begin < first) mask &= mask << (first - begin);
-    if (begin + kBytes > end) mask &= Cell::kWhole >> (begin + kBytes - end);
-    unsigned both = mask;
-    if (const auto before = conflict(memory.shadow, cell, now, both, same)) {
-      error_ = text(*before, {now, block_[now.thread]},
-                    memory.name(begin + static_cast<std::size_t>(std::countr_zero(both))));
-      return &error_;
+  for (std::size_t at = first / kGroup; at * kGroup < end; ++at) {
+    Shadow::Group group = memory.shadow.group(at);
+    const std::size_t begin = at * kGroup;
+    const bool whole = begin >= first && begin + kGroup <= end;
+    if (whole && !group.split) {
+      if (const std::string* race =
+              touch_cell(now, memory, *group.cells[0], begin, Cell::kWhole, anywhere, same))
+        return race;
+      continue;
     }
-    if (!memory.shadow.global && now.kind != Kind::write)
-      for (std::size_t b = 0; b < kBytes && !never_written_; ++b)
-        if ((mask >> b & 1) && cell.writer_of(b) == 0)
-          never_written_ = memory.name(begin + b) + " was " + done({now, block_[now.thread]}) +
-                           ", where no thread had written";
-    if (reads_only(now.kind)) {
-      Reader reader = anywhere;
-      reader.place_and_bytes |= mask;
-      note_read(memory.shadow, cell, now, reader);
-    } else if (is_atomic(now.kind)) {
-      cell.atomic = number_of(now) & Cell::kMaxEvents;
-      cell.atomic_bytes = mask & Cell::kWhole;
-    } else {
-      note_write(cell, number_of(now), mask);
+    group.to_cells();
+    for (std::size_t c = 0; c < Shadow::kCells; ++c) {
+      const std::size_t cell = begin + c * kBytes;
+      if (cell + kBytes <= first || cell >= end) continue;
+      unsigned mask = Cell::kWhole;
+      if (cell < first) mask &= mask << (first - cell);
+      if (cell + kBytes > end) mask &= Cell::kWhole >> (cell + kBytes - end);
+      if (const std::string* race =
+              touch_cell(now, memory, *group.cells[c], cell, mask, anywhere, same))
+        return race;
     }
+    // All of them have the same writer, and no reader since.
+    if (whole && now.kind == Kind::write) group.split = false;
   }
   if (same && bytes <= sizeof(Stored::value)) {
-    stored_ = Stored{*same, {now, block_[now.thread]}, &memory.name, first, bytes, {}};
+    stored_ = Stored{*same, {now, block_[now.thread]}, &memory.name, now.at, first, bytes, {}};
     std::memcpy(stored_->value.data(), now.at, bytes);
   }
   return nullptr;

@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "emulator/order.h"
@@ -43,67 +44,102 @@ class Shadow {
       return ((bits[0] & of.bits[0]) | (bits[1] & of.bits[1])) != 0;
     }
     bool none() const { return (bits[0] | bits[1]) == 0; }
+    bool operator==(const Threads&) const = default;
     void add(const Threads& more) { bits[0] |= more.bits[0], bits[1] |= more.bits[1]; }
     void remove(const Threads& some) { bits[0] &= ~some.bits[0], bits[1] &= ~some.bits[1]; }
   };
-  /// Threads that have read the same bytes in one epoch, at one place; or, alone, an instruction
-  /// that goes on by itself.
+  /// Threads that have read the same bytes in one epoch, at one place; or instructions that go on
+  /// by themselves, by their numbers.
   struct Reader {
     std::uint32_t number = 0;  // of an event: one of the threads'
-    std::uint32_t first = 0;   // the number of the first bit (order.h)
-    std::uint32_t epoch = 0;
-    std::uint32_t place_and_bytes = 0;  // places that differ have, but for luck, other numbers
+    // Mixed of the place, the epoch and the number of the first bit (order.h): if one of them
+    // differs, this differs, but for luck.
+    std::uint32_t place_and_bytes = 0;
     Threads threads;
     unsigned bytes() const { return place_and_bytes & 0xF; }  // which of the cell's, a bit each
-    bool operator==(const Reader& other) const {
-      return first == other.first && epoch == other.epoch &&
-             place_and_bytes == other.place_and_bytes;
-    }
+    bool operator==(const Reader& other) const { return place_and_bytes == other.place_and_bytes; }
   };
-  /// Mostly one or two, which lie in the cell.
-  class Readers {
-   public:
-    Reader* begin() { return more_ ? more_->data() : few_.data(); }
-    Reader* end() { return begin() + count_; }
-    const Reader* begin() const { return more_ ? more_->data() : few_.data(); }
-    const Reader* end() const { return begin() + count_; }
+  /// Four bytes of memory. Numbers are those of events; 0 is none. To load cells takes most of the
+  /// time: one is a line of the cache.
+  struct alignas(64) Cell {
+    static constexpr std::size_t kBytes = 4, kFew = 2;
+    static constexpr unsigned kWhole = 0xF;
+    /// What few cells have.
+    struct More {
+      std::array<std::uint32_t, kBytes> writers{};  // if they are not one for all
+      std::uint32_t atomic = 0;     // the last one since that write has seen those before it
+      unsigned atomic_bytes = 0;    // a bit each
+      std::vector<Reader> readers;  // if they are more than a few
+      std::size_t count = 0;        // of them
+    };
+    std::uint32_t writer = 0;      // who wrote them last, if it is one for all
+    std::uint32_t since : 28 = 0;  // all have met so often before these readers
+    std::uint32_t few_readers : 2 = 0;
+    std::uint32_t written_apart : 1 = 0;
+    std::uint32_t many_readers : 1 = 0;
+    std::unique_ptr<More> more;
+    std::array<Reader, kFew> few;  // readers since the last write, and since all have met
+
+    std::uint32_t writer_of(std::size_t byte) const {
+      return written_apart ? more->writers[byte] : writer;
+    }
+    unsigned atomic_bytes() const { return more ? more->atomic_bytes : 0; }
+    More& with_more() {
+      if (!more) more = std::make_unique<More>();
+      return *more;
+    }
+    Reader* begin() { return many_readers ? more->readers.data() : few.data(); }
+    Reader* end() { return begin() + readers(); }
+    const Reader* begin() const { return many_readers ? more->readers.data() : few.data(); }
+    const Reader* end() const { return begin() + readers(); }
+    std::size_t readers() const { return many_readers ? more->count : few_readers; }
     void add(const Reader& reader) {
-      if (!more_ && count_ == few_.size())
-        more_ = std::make_unique<std::vector<Reader>>(few_.begin(), few_.end());
-      if (more_ && count_ == more_->size()) more_->resize(2 * count_);
-      begin()[count_++] = reader;
+      if (!many_readers && few_readers < kFew) {
+        few[few_readers] = reader;
+        ++few_readers;
+        return;
+      }
+      More& m = with_more();
+      if (!many_readers) {
+        m.readers.assign(few.begin(), few.end());
+        m.count = kFew;
+        many_readers = 1;
+      }
+      if (m.count == m.readers.size()) m.readers.resize(2 * m.count);
+      m.readers[m.count++] = reader;
     }
     template <class Which>
     void remove(Which which) {
-      count_ = static_cast<std::uint32_t>(std::remove_if(begin(), end(), which) - begin());
+      const auto left = static_cast<std::size_t>(std::remove_if(begin(), end(), which) - begin());
+      if (many_readers)
+        more->count = left;
+      else
+        few_readers = left & 3;
     }
-    void clear() { count_ = 0; }
-    std::size_t size() const { return count_; }
-    std::uint32_t since = 0;  ///< the meeting of all before them
-
-   private:
-    std::uint32_t count_ = 0;
-    std::unique_ptr<std::vector<Reader>> more_;
-    std::array<Reader, 2> few_;
+    void forget_readers() { few_readers = many_readers = 0; }
+    /// The state of another one.
+    void take(const Cell& other) {
+      writer = other.writer, since = other.since, few_readers = other.few_readers;
+      written_apart = other.written_apart, many_readers = other.many_readers, few = other.few;
+      more = other.more ? std::make_unique<More>(*other.more) : nullptr;
+    }
   };
-  /// Four bytes of memory. Numbers are those of events; 0 is none. To load cells takes most of the
-  /// time: they are small.
-  struct Cell {
-    static constexpr std::size_t kBytes = 4;
-    static constexpr unsigned kWhole = 0xF, kMaxEvents = (1u << 28) - 1;
-    /// Who wrote them last; null if it is one for all, `writer`.
-    std::unique_ptr<std::array<std::uint32_t, kBytes>> writers;
-    std::uint32_t writer = 0;
-    std::uint32_t atomic : 28 = 0;       // the last one since that write has seen those before it
-    std::uint32_t atomic_bytes : 4 = 0;  // a bit each
-    Readers readers;                     // since the last write, and since all have met
-    std::uint32_t writer_of(std::size_t byte) const { return writers ? (*writers)[byte] : writer; }
+  /// 16 bytes of memory. Until an access is to a part of them, the first cell is for all: copies
+  /// and tensor-core operands are of whole ones.
+  static constexpr std::size_t kCells = 4, kGroup = kCells * Cell::kBytes;
+  struct Group {
+    std::array<Cell*, kCells> cells;
+    bool& split;
+    /// From here on each cell is for itself.
+    void to_cells() {
+      if (std::exchange(split, true)) return;
+      for (std::size_t c = 1; c < kCells; ++c) cells[c]->take(*cells[0]);
+    }
   };
-  Cell& at(std::size_t cell) {
-    const std::size_t page = cell / kPage;
-    if (page >= pages_.size()) pages_.resize(page + 1);
-    if (!pages_[page]) pages_[page] = std::make_unique<std::array<Cell, kPage>>();
-    return (*pages_[page])[cell % kPage];
+  Group group(std::size_t number) {
+    Page& p = page(number / kGroups);
+    const std::size_t g = number % kGroups;
+    return {{&p.cells[0][g], &p.cells[1][g], &p.cells[2][g], &p.cells[3][g]}, p.split[g]};
   }
   /// Global memory holds something in the beginning, shared memory nothing. And of the entries of
   /// global memory's readers, of whom there is no end, some are remembered.
@@ -113,16 +149,28 @@ class Shadow {
 
   /// The last event before the threads that use this memory have all met, but for that of an
   /// instruction that goes on by itself; and how often they have.
-  std::uint32_t all_know = 0, meetings = 0;
+  std::uint32_t all_know = 0, meetings = 0;  // meetings: modulo 2^28
 
   void clear() {
     for (auto& page : pages_)
-      if (page) page = std::make_unique<std::array<Cell, kPage>>();
+      if (page) page = std::make_unique<Page>();
   }
 
  private:
-  static constexpr std::size_t kPage = 512;
-  std::vector<std::unique_ptr<std::array<Cell, kPage>>> pages_;
+  static constexpr std::size_t kGroups = 128;  // of a page
+  // The first cells of all groups come first. Those of one group are to lie in other sets of the
+  // cache: hence a few more.
+  static constexpr std::size_t kApart = 16;
+  struct Page {
+    std::array<std::array<Cell, kGroups + kApart>, kCells> cells;
+    std::array<bool, kGroups> split{};
+  };
+  Page& page(std::size_t number) {
+    if (number >= pages_.size()) pages_.resize(number + 1);
+    if (!pages_[number]) pages_[number] = std::make_unique<Page>();
+    return *pages_[number];
+  }
+  std::vector<std::unique_ptr<Page>> pages_;
 };
 
 class Races {
@@ -144,8 +192,8 @@ class Races {
     Shadow& shadow;
     const Name& name;  // of a byte
   };
-  /// One access, or what an instruction does piece by piece.
-  struct Access {
+  /// What is remembered of an access.
+  struct Facts {
     std::size_t who;     // does it: the thread, or a number of the instruction's (order.h)
     std::size_t thread;  // has issued it
     std::uint32_t epoch;
@@ -154,36 +202,24 @@ class Races {
     Where where;
     std::optional<Space> proxy = {};  // of the async proxy: after ordinary code, a fence is needed
     bool unwaited = false;            // a wait with `.read` does not say that it is done
-    const void* at = nullptr;         // of ordinary code: the first byte
-    std::uint32_t number = 0;         // of its event, once there is one
+  };
+  /// One access, or what an instruction does piece by piece.
+  struct Access : Facts {
+    const void* at = nullptr;  // of ordinary code: the first byte
+    std::uint32_t number = 0;  // of its event, once there is one
+    // What it has found in order before it: neighbouring cells have mostly the same.
+    std::uint32_t after = 0;  // the number of a write
+    Shadow::Reader after_reads = {};
   };
   /// Of thread t.
   Access by_thread(std::size_t t, Kind kind, const char* what, const Where& where,
                    const void* at) const {
-    return {t, t, order_.now(t), kind, what, where, {}, false, at};
+    return {{t, t, order_.now(t), kind, what, where}, at};
   }
-  /// Whether a read by thread t needs no more than this: in this epoch it has read these bytes at
-  /// this place before, or another thread has, and all know of what was written.
-  bool read_before(std::size_t t, const Where& where, Shadow& shadow, std::size_t first,
-                   std::size_t bytes) const {
-    const std::size_t past = first % Shadow::Cell::kBytes;
-    if (past + bytes > Shadow::Cell::kBytes) return false;
-    Shadow::Cell& cell = shadow.at(first / Shadow::Cell::kBytes);
-    const auto who = static_cast<std::uint32_t>(t);
-    const unsigned mask = ((1u << bytes) - 1) << past;
-    const Shadow::Reader reader = reader_at(who, order_.now(t), Kind::read, where, mask);
-    for (Shadow::Reader& r : cell.readers) {
-      if (!(r == reader)) continue;
-      if (!r.threads.any(reader.threads)) {
-        if (cell.readers.since != shadow.meetings || cell.writers || cell.atomic != 0 ||
-            (cell.writer - 1 >= shadow.all_know && !(shadow.global && cell.writer == 0)))
-          return false;
-        r.threads.add(reader.threads);
-      }
-      return true;
-    }
-    return false;
-  }
+  /// Notes the access, and says so, if that takes no more than a look at each cell: whoever wrote
+  /// it last is known to all, and a write has only reads before it that are. Else nothing is wrong
+  /// yet, and touch() has to look.
+  bool note_quickly(Access& now, Shadow& shadow, std::size_t first, std::size_t bytes);
   /// A line of what is wrong, if it is, or null.
   const std::string* touch(Access& now, const Memory& memory, std::size_t first, std::size_t bytes);
   /// Thread t has waited for its cp.async, number `who`, up to group `done`. They count as ordinary
@@ -202,7 +238,7 @@ class Races {
   /// that follows.
   void all_met(Shadow& shadow) const {
     shadow.all_know = static_cast<std::uint32_t>(events_.size() - 1);
-    ++shadow.meetings;
+    shadow.meetings = (shadow.meetings + 1) % (1u << 28);
   }
 
   /// `__threadfence_block` and `__threadfence` of thread t: what it knows before is known to
@@ -222,47 +258,48 @@ class Races {
  private:
   using Cell = Shadow::Cell;
   using Reader = Shadow::Reader;
-  struct Event : Access {
+  struct Event : Facts {
     std::uint32_t block = 0;
   };
   struct Recent {
     std::uintptr_t key = 0;
     std::uint32_t epoch = 0, event = 0;
   };
-  struct Recents
-      : std::array<Recent, 16> {  // a thread's last events: a loop comes by the same places again
-    static constexpr std::size_t kNumber = 16;
-  };
+  static constexpr std::size_t kRecent = 16, kRecentReads = 64;
   // Numbers of events of instructions that go on by themselves have this bit: `all_know` says
   // nothing of them.
   static constexpr std::uint32_t kAsync = 1u << 31;
 
-  bool by_itself(const Access& a) const { return !order_.is_thread(a.who); }
+  bool by_itself(const Facts& a) const { return !order_.is_thread(a.who); }
   const Event& event(std::uint32_t number) const { return events_[number & ~kAsync]; }
   std::uint32_t number_of(Access& now);
   static Reader reader_at(std::uint32_t who, std::uint32_t epoch, Kind kind, const Where& where,
                           unsigned bytes) {
     const std::uint32_t bit = who % Shadow::Threads::kNumber;
-    const std::uintptr_t place = where.key() * 4 + static_cast<std::uintptr_t>(kind);
-    return {0, who - bit, epoch, static_cast<std::uint32_t>(place) << 4 | bytes,
-            Shadow::Threads::one(bit)};
+    std::uint64_t mixed = where.key() * 4 + static_cast<std::uint64_t>(kind);
+    mixed = (mixed ^ std::uint64_t{epoch} << 32) * 0x9e3779b97f4a7c15ull ^ (who - bit);
+    mixed *= 0xbf58476d1ce4e5b9ull;
+    return {0, static_cast<std::uint32_t>(mixed >> 36) << 4 | bytes, Shadow::Threads::one(bit)};
   }
-  bool conflicts_with(std::uint32_t before, const Access& now, const Shadow& shadow) const;
-  std::optional<Event> conflict(const Shadow& shadow, const Cell& cell, const Access& now,
+  bool conflicts_with(std::uint32_t before, Access& now, const Shadow& shadow) const;
+  std::optional<Event> conflict(const Shadow& shadow, const Cell& cell, Access& now,
                                 unsigned& bytes, const Event*& same) const;
-  std::optional<Event> reading(const Shadow& shadow, const Cell& cell, const Access& now,
+  std::optional<Event> reading(const Shadow& shadow, const Cell& cell, Access& now,
                                unsigned& bytes) const;
+  const std::string* touch_cell(Access& now, const Memory& memory, Cell& cell, std::size_t begin,
+                                unsigned mask, const Reader& anywhere, const Event*& same);
   void note_read(const Shadow& shadow, Cell& cell, Access& now, Reader reader);
   static void note_write(Cell& cell, std::uint32_t number, unsigned bytes);
-  bool ordered(const Access& before, const Access& now) const;
-  bool unfenced(const Access& before, const Access& now) const;
-  bool one_store(const Access& before, const Access& now) const;
+  bool ordered(const Facts& before, const Facts& now) const;
+  bool unfenced(const Facts& before, const Facts& now) const;
+  bool one_store(const Facts& before, const Access& now) const;
   std::string done(const Event& event) const;
   std::string text(const Event& before, const Event& now, const std::string& where) const;
 
   struct Stored {  // by a lane of a warp; another one stores to it by the same instruction
     Event before, now;
     const Name* name;
+    const void* at;
     std::size_t byte, bytes;
     std::array<std::byte, 16> value;
   };
@@ -277,8 +314,13 @@ class Races {
   // The vectors are by a thread's number.
   std::vector<std::uint32_t> block_;
   std::vector<std::uint32_t> named_by_;  // 1 + the index in names_
+  // By the number of an instruction that goes on by itself: the thread that issued the last one.
+  std::vector<std::uint32_t> issuer_;
   std::vector<Event> events_;
-  std::vector<Recents> recent_;
+  // The last events of each thread, and of each group of threads, which read at the same places: a
+  // loop comes by them again.
+  std::vector<std::array<Recent, kRecent>> recent_;
+  std::vector<std::array<Recent, kRecentReads>> recent_reads_;
   std::vector<Fences> fences_;
   std::map<const void*, Meeting> places_;
   std::optional<std::string> never_written_;

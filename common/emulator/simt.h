@@ -304,8 +304,11 @@ class Block {
     const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(at) - shared_.get());
     if (offset < shared_bytes_)
       access_shared(kind, what, where, at, variables_.size() + offset, bytes);
-    else if (looks_closer_ || (kind != Kind::read && !on_stack(at)))
+    else if (on_stack(at)) {
+      if (watches_registers_) access_register(kind, where, at, bytes);
+    } else if (looks_closer_ || kind != Kind::read) {
       access_other(kind, what, where, at, bytes);
+    }
   }
   /// An instruction that takes addresses of whole `bytes` only: a GPU faults, or reads elsewhere.
   void require_aligned(const char* what, Place place, const char* which, const void* at,
@@ -435,6 +438,7 @@ class Block {
   }
   void access_shared(Kind kind, const char* what, const Where& where, const void* at,
                      std::size_t byte, std::size_t bytes) noexcept;
+  void access_register(Kind kind, const Where& where, const void* at, std::size_t bytes) noexcept;
   void access_other(Kind kind, const char* what, const Where& where, const void* at,
                     std::size_t bytes) noexcept;
   std::string shared_name(std::size_t byte) const;
@@ -488,16 +492,17 @@ class Block {
   static constexpr unsigned kMaxAtomicYields = 256;
   unsigned atomic_yields_ = 0;  // since the late warp last ran
   bool ended_ = false;
-  int entries_ = 0;             // functions that the thread which begins has entered
-  bool paused_ = false;         // the thread that ran last has let others run
-  bool spins_ = false;          // it has come back from an atomic to no barrier
-  bool slice_ = false;          // it has used up its time slice
-  bool internal_ = false;       // the machine itself copies or multiplies
-  bool looks_closer_ = false;   // reads outside of dynamic shared memory may matter
-  Races* races_ = nullptr;      // the block's, or the grid's; null: nobody looks for them
+  int entries_ = 0;                 // functions that the thread which begins has entered
+  bool paused_ = false;             // the thread that ran last has let others run
+  bool spins_ = false;              // it has come back from an atomic to no barrier
+  bool slice_ = false;              // it has used up its time slice
+  bool internal_ = false;           // the machine itself copies or multiplies
+  bool looks_closer_ = false;       // reads outside of dynamic shared memory may matter
+  bool watches_registers_ = false;  // of the thread that runs: its locals may be wgmma's operands
+  Races* races_ = nullptr;          // the block's, or the grid's; null: nobody looks for them
   std::unique_ptr<Races> own_races_;
   Races::Name shared_name_;
-  Shadow shadow_{false};  // of the variables, then of dynamic shared memory
+  Shadow shadow_{false};   // of the variables, then of dynamic shared memory
   Fiber host_;             // who has called step()
   std::size_t turns_ = 0;  // left of this step
 };
