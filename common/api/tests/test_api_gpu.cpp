@@ -1,6 +1,6 @@
 /// \file
-/// libattention on a GPU: every step, captured graphs, streams of several threads; and the host time
-/// of a call next to that of the step's own launch.
+/// libattention on a GPU: every step, captured graphs, streams of several threads; and the host
+/// time of a call next to that of the step's own launch.
 #include "api/tests/calls.h"
 
 #if ATTN_HAVE_CUDA
