@@ -19,6 +19,9 @@
 
 namespace attn::tests {
 
+/// Allocations of the calling thread so far (allocations.cpp).
+int64_t allocations();
+
 /// Memory at an address that 256 divides, after `offset` bytes; filled with 0xFF.
 class Memory {
  public:
