@@ -38,7 +38,7 @@ enum NamedBarrier { kBlock = 0, kScores = 1 };
 template <int kHeadDim>
 struct Config : BackwardTile<kHeadDim, kHeadDim == 128 ? 64 : 128> {
   static constexpr int kThreads = Config::kConsumerThreads + kWarpgroup;  // plus a producer
-  static constexpr int kStages = 2;     // of Q, and of dO
+  static constexpr int kStages = 2;                                       // of Q, and of dO
   static constexpr int kDsBuffers = 2;  // of dS: one is read while the next is written
   // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
   // threads). setmaxnreg moves these between warpgroups; asking for more than are free deadlocks.
@@ -79,15 +79,16 @@ struct KeyTileScheduler {
   unsigned num_n_blocks, num_kv_heads, section;
   unsigned* counter;
   bool whole_heads;
-  KeyTileScheduler(const Problem& p, int block_n, unsigned* tile_counter, int num_sms)
+  KeyTileScheduler(const Problem& p, int block_n, unsigned* tile_counter, const Machine& machine)
       : num_n_blocks(static_cast<unsigned>(ceil_div(p.seqlen_k, block_n))),
         num_kv_heads(static_cast<unsigned>(p.batch * p.kv_heads)),
         counter(tile_counter),
-        whole_heads(owns_whole_heads(p, num_sms)) {
-    constexpr int64_t kSectionBytes = 32 << 20;  // an H200's L2 has 60 MB
+        whole_heads(owns_whole_heads(p, machine)) {
+    // 32 MB of an H200's 60 MB
+    const auto section_bytes = static_cast<int64_t>(machine.l2_bytes * 8 / 15);
     const int64_t heads = num_kv_heads, head_bytes = p.group() * p.seqlen_q * p.head_dim * 8;
     // Balance the sections: a short last section would leave most SMs idle.
-    const int64_t sections = ceil_div(heads, std::max<int64_t>(1, kSectionBytes / head_bytes));
+    const int64_t sections = ceil_div(heads, std::max<int64_t>(1, section_bytes / head_bytes));
     section = whole_heads ? 1 : static_cast<unsigned>(ceil_div(heads, sections));
   }
   __host__ __device__ unsigned count() const { return num_n_blocks * num_kv_heads; }
@@ -387,9 +388,10 @@ Status launch(const Arguments& args) {
   const Shape shape = shape_of(p);
   const int num_m_blocks = static_cast<int>(ceil_div(p.seqlen_q, Config::kBlockM));
   const dim3 q_tiles(static_cast<unsigned>(num_m_blocks * p.batch * p.heads));
-  const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
-  const KeyTileScheduler scheduler(p, Config::kBlockN, args.out<unsigned>("tile_counter"), num_sms);
-  const dim3 grid(std::min<unsigned>(scheduler.count() / scheduler.tiles_per_unit(), num_sms));
+  const Machine machine = args.backend == Backend::gpu ? this_machine() : Machine{kEmulatedSms};
+  const KeyTileScheduler scheduler(p, Config::kBlockN, args.out<unsigned>("tile_counter"), machine);
+  const dim3 grid(
+      std::min<unsigned>(scheduler.count() / scheduler.tiles_per_unit(), machine.num_sms));
   float4* const accum = args.out<float4>("accum");
   BackwardMaps maps;
   if (const Status made = maps.make<Element, Config>(args); !made.ok()) return made;

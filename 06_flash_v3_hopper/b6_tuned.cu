@@ -1,12 +1,13 @@
 // b6_tuned: buffers, stages and the exchange of dS per head dim.
 //
 // parent    b5_whole_heads
-// change    At d=64 K and V have two buffers, and dS is handed over by an mbarrier: a warp arrives
-//           when its dS is stored, issues dV, and waits then. At d=128 one buffer and the named
-//           barrier stay. Nothing else changes.
+// change    At d=64 K and V have two buffers, dS is handed over by an mbarrier (a warp arrives when
+//           its dS is stored, issues dV, and waits then), and masked and unmasked tiles share one
+//           loop body, with a branch around the mask. At d=128 nothing changes.
 // why       At d=64 there are twice as many exponentials per MMA as at d=128, so a warpgroup waits
-//           longer for dS of the other one; and a key tile has half as many bytes, so that shared
-//           memory has room for the next one. At d=128 both changes were slower before.
+//           longer for dS of the other one; a key tile has half as many bytes, so that shared
+//           memory has room for the next one; and a tile of 128 rows has twice as many scores per
+//           thread, so that two bodies are twice as much code. At d=128 each of these was slower.
 // expect    gpu__time_duration.sum falls at d=64, most with a causal mask: key tiles of few visits
 // supports  fp16, bf16; head dims 64, 128; any lengths, masks, GQA
 #include <algorithm>
@@ -35,6 +36,7 @@ struct Tuning {
   int block_m, stages;  // B_r; stages of Q, and of dO
   int kv_buffers;       // of K and V; 2: the next key tile is loaded under this one
   bool early_arrival;   // dS by mbarrier: arrive, issue dV, wait; else by named barrier
+  bool one_body;        // masked and unmasked tiles: a branch around the mask; else a body for each
 };
 // From BackwardTile, in kernels/backward_tiles.h: kBlockN = 128 keys for two warpgroups, kFragments
 // (float4 of dQ per thread), kTileBytes (of Q or dO), kKeyTileBytes (of K or V).
@@ -42,7 +44,7 @@ template <int kHeadDim, Tuning kTuning>
 struct Tuned : BackwardTile<kHeadDim, kTuning.block_m> {
   static constexpr int kThreads = Tuned::kConsumerThreads + kWarpgroup;  // plus a producer
   static constexpr int kStages = kTuning.stages, kKvBuffers = kTuning.kv_buffers;
-  static constexpr bool kEarlyArrival = kTuning.early_arrival;
+  static constexpr bool kEarlyArrival = kTuning.early_arrival, kOneBody = kTuning.one_body;
   static constexpr int kDsBuffers = 2;  // of dS: one is read while the next is written
   // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
   // threads). setmaxnreg moves these between warpgroups; asking for more than are free deadlocks.
@@ -52,10 +54,10 @@ struct Tuned : BackwardTile<kHeadDim, kTuning.block_m> {
                 "more registers than a block of so many threads has");
 };
 // clang-format off
-//                                                   M  stages  K, V  early
+//                                                   M  stages  K, V  early  one body
 template <int kHeadDim> struct Config;
-template <> struct Config<64>  : Tuned<64,  Tuning{128,      2,    2, true}> {};
-template <> struct Config<128> : Tuned<128, Tuning{ 64,      2,    1, false}> {};
+template <> struct Config<64>  : Tuned<64,  Tuning{128,      2,    2, true,  true}> {};
+template <> struct Config<128> : Tuned<128, Tuning{ 64,      2,    1, false, false}> {};
 // clang-format on
 //! [config]
 
@@ -90,15 +92,16 @@ struct KeyTileScheduler {
   unsigned num_n_blocks, num_kv_heads, section;
   unsigned* counter;
   bool whole_heads;
-  KeyTileScheduler(const Problem& p, int block_n, unsigned* tile_counter, int num_sms)
+  KeyTileScheduler(const Problem& p, int block_n, unsigned* tile_counter, const Machine& machine)
       : num_n_blocks(static_cast<unsigned>(ceil_div(p.seqlen_k, block_n))),
         num_kv_heads(static_cast<unsigned>(p.batch * p.kv_heads)),
         counter(tile_counter),
-        whole_heads(owns_whole_heads(p, num_sms)) {
-    constexpr int64_t kSectionBytes = 32 << 20;  // an H200's L2 has 60 MB
+        whole_heads(owns_whole_heads(p, machine)) {
+    // 32 MB of an H200's 60 MB
+    const auto section_bytes = static_cast<int64_t>(machine.l2_bytes * 8 / 15);
     const int64_t heads = num_kv_heads, head_bytes = p.group() * p.seqlen_q * p.head_dim * 8;
     // Balance the sections: a short last section would leave most SMs idle.
-    const int64_t sections = ceil_div(heads, std::max<int64_t>(1, kSectionBytes / head_bytes));
+    const int64_t sections = ceil_div(heads, std::max<int64_t>(1, section_bytes / head_bytes));
     section = whole_heads ? 1 : static_cast<unsigned>(ceil_div(heads, sections));
   }
   __host__ __device__ unsigned count() const { return num_n_blocks * num_kv_heads; }
@@ -303,19 +306,22 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   PipelineState<Config::kStages> rows;   // pipeline state of the current Q and dO
   PipelineState<Config::kKvBuffers> kv;  // of K and V
   float dk[kHeadDim / 8][4] = {}, dv[kHeadDim / 8][4] = {};
+  // Here although no value is kept: declared in the loop body, ptxas spills 16 of them at d=64.
+  float s[kBlockM / 8][4];
   // One arrival per warp, after its lanes have read lse or D.
   const auto consumer_release = [&](uint64_t* empty) {
     __syncwarp();
     if (thread_index() % kWarp == 0) mbarrier_arrive(empty);
   };
-  // One query tile of one head. `masked` is a type, so the unmasked body contains no mask code.
+  // One query tile of one head. `masked`: a bool, or a type with its value; then the unmasked body
+  // contains no mask code.
   //! [visit]
   const auto process_q_block = [&](int head, int m_block, auto masked) {
     const int stage = rows.index();
     const PipelineState<Config::kDsBuffers> exchange{rows.count};
     Element* const sdS = smem.sdS[exchange.index()];
     const Element *const sK = smem.sK[kv.index()], *const sV = smem.sV[kv.index()];
-    float s[kBlockM / 8][4], dp[kBlockM / 8][4], dq[Config::kFragments][4];
+    float dp[kBlockM / 8][4], dq[Config::kFragments][4];
     uint32_t p[kBlockM / 16][4], ds[kBlockM / 16][4];
 
     mbarrier_wait(&smem.q_full[stage], rows.phase());
@@ -324,7 +330,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     mbarrier_wait(&smem.do_full[stage], rows.phase());
     issue_scores<Config>(dp, sV + warpgroup * 64 * 64, smem.sdO[stage]);
     wgmma_wait<1>(s);  // dP is in flight
-    if constexpr (masked.value)
+    if (masked)
       apply_mask<Config>(s, shape, m_block * kBlockM + shape.seqlen_k - shape.seqlen_q, work.key0);
     probabilities<Config>(s, smem.sLse[stage] + quad_col(), softmax_scale_log2);
     wgmma_wait<0>(dp);
@@ -377,11 +383,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     work = scheduler.at<Config>(index, shape);
     const KvBlockRange& q_range = work.q_range;
     for (int head = work.first_head; head < work.end; ++head)
-      for (int m_block = q_range.begin; m_block < q_range.end; ++m_block)
-        if (m_block >= q_range.unmasked_begin && m_block < q_range.unmasked_end)
-          process_q_block(head, m_block, std::false_type{});
-        else  // diagonal, window edges, or past the last key
+      for (int m_block = q_range.begin; m_block < q_range.end; ++m_block) {
+        // diagonal, window edges, or past the last key
+        const bool masked = m_block < q_range.unmasked_begin || m_block >= q_range.unmasked_end;
+        if constexpr (Config::kOneBody)
+          process_q_block(head, m_block, masked);
+        else if (masked)
           process_q_block(head, m_block, std::true_type{});
+        else
+          process_q_block(head, m_block, std::false_type{});
+      }
     consumer_release(&smem.kv_empty[kv.index()]);
 
     // (7) Store dK_j and dV_j: zeros if these keys are visible to no row.
@@ -412,9 +423,10 @@ Status launch(const Arguments& args) {
   const Shape shape = shape_of(p);
   const int num_m_blocks = static_cast<int>(ceil_div(p.seqlen_q, Config::kBlockM));
   const dim3 q_tiles(static_cast<unsigned>(num_m_blocks * p.batch * p.heads));
-  const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
-  const KeyTileScheduler scheduler(p, Config::kBlockN, args.out<unsigned>("tile_counter"), num_sms);
-  const dim3 grid(std::min<unsigned>(scheduler.count() / scheduler.tiles_per_unit(), num_sms));
+  const Machine machine = args.backend == Backend::gpu ? this_machine() : Machine{kEmulatedSms};
+  const KeyTileScheduler scheduler(p, Config::kBlockN, args.out<unsigned>("tile_counter"), machine);
+  const dim3 grid(
+      std::min<unsigned>(scheduler.count() / scheduler.tiles_per_unit(), machine.num_sms));
   float4* const accum = args.out<float4>("accum");
   BackwardMaps maps;
   if (const Status made = maps.make<Element, Config>(args); !made.ok()) return made;

@@ -17,6 +17,7 @@ ATTN_DECLARE_STEP(b3_overlap);
 ATTN_DECLARE_STEP(b4_persistent);
 ATTN_DECLARE_STEP(b5_whole_heads);
 ATTN_DECLARE_STEP(b6_tuned);
+ATTN_DECLARE_STEP(b7_dependent_launches);
 
 namespace attn::backward_host {
 
@@ -59,7 +60,7 @@ inline Step persistent_step(std::string name, std::string idea, Launch launch) {
 inline Step whole_heads_step(std::string name, std::string idea, Launch launch) {
   Step whole = persistent_step(std::move(name), std::move(idea), launch);
   whole.cost = [general = whole.cost](const Problem& p) {
-    if (!owns_whole_heads(p, Machine{}.num_sms)) return general(p);
+    if (!owns_whole_heads(p, Machine{})) return general(p);
     Cost cost{dot_phase(p, 0), gradient_phase(p, tiles_of(p))};
     const Phase convert = convert_phase(p);
     cost[1].hbm_write += convert.hbm_write - convert.hbm_read;
@@ -83,8 +84,11 @@ inline void add_steps(Chapter& c) {
                                      "short sequences: a block owns whole heads, and their dQ",
                                      ATTN_LAUNCH(b5_whole_heads)));
   c.steps.push_back(whole_heads_step("b6_tuned",
-                                     "buffers of K and V, and the exchange of dS, per head dim",
+                                     "buffers of K and V, exchange of dS, bodies, per head dim",
                                      ATTN_LAUNCH(b6_tuned)));
+  c.steps.push_back(whole_heads_step("b7_dependent_launches",
+                                     "launch latencies overlap with the kernel before",
+                                     ATTN_LAUNCH(b7_dependent_launches)));
 }
 
 }  // namespace attn::backward_host

@@ -7,6 +7,7 @@
 #include "kernels/hopper/fragments.h"
 #include "kernels/hopper/tensor_maps.h"
 #include "kernels/hopper/tile_order.h"
+#include "ptx/grid_dependency.h"
 #include "ptx/mma.h"
 #include "ptx/tma.h"
 
@@ -157,9 +158,9 @@ __device__ __forceinline__ void store_gradient(Element* g, int64_t row_stride, i
 
 // (1) Preprocess: lse in log2 units and D = rowsum(dO . O) per row, from the rounded O; clears the
 // dQ accumulator and the tile counter. Rows past the end and fully masked rows get lse = +inf, so
-// that P = 0.
+// that P = 0. `kDependents`: the next launch may begin as soon as all blocks have begun.
 //! [dot]
-template <class Element, class Config>
+template <class Element, class Config, bool kDependents = false>
 __global__ void __launch_bounds__(256)
     dot_kernel(const Element* gO,   // [B, Hq, seqlen_q, d]
                const Element* gdO,  // [B, Hq, seqlen_q, d]
@@ -170,6 +171,7 @@ __global__ void __launch_bounds__(256)
                Shape shape, int num_m_blocks) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM;
   constexpr int kLanes = kHeadDim / 8;  // per row, 16 bytes each
+  if constexpr (kDependents) launch_dependents();
   const int64_t tile = blockIdx.x, bh = tile / num_m_blocks;
   const int row0 = static_cast<int>(tile % num_m_blocks) * kBlockM;
   if (gCounter != nullptr && tile == 0 && threadIdx.x == 0) *gCounter = 0;
@@ -224,11 +226,13 @@ __device__ __forceinline__ void convert_tile(const float4* gAccum, Element* gdQ,
       gdQ + (bh * shape.seqlen_q + row) * Config::kHeadDim + dq_col<Config>(warpgroup);
   store_gradient(g, Config::kHeadDim, shape.seqlen_q - row, x, shape.softmax_scale);
 }
-template <class Element, class Config>
+// `kDependent`: launched as a dependent of the kernel that adds to gAccum.
+template <class Element, class Config, bool kDependent = false>
 __global__ void __launch_bounds__(Config::kConsumerThreads)
     convert_kernel(const float4* gAccum,  // [tiles, kFragments, threads]
                    Element* gdQ,          // [B, Hq, seqlen_q, d]
                    Shape shape, int num_m_blocks) {
+  if constexpr (kDependent) wait_for_launch_before();
   convert_tile<Element, Config>(gAccum, gdQ, shape, blockIdx.x, num_m_blocks);
 }
 //! [convert]

@@ -85,6 +85,11 @@ int64_t available_to_cgroup() {
 
 }  // namespace
 
+Machine this_machine() {
+  const GpuInfo& gpu = gpu_info();
+  return gpu.available ? Machine{gpu.num_sms, double(gpu.l2_bytes)} : Machine{};
+}
+
 const GpuInfo& gpu_info() {
   int ordinal = 0;
 #if ATTN_HAVE_CUDA

@@ -36,6 +36,9 @@ struct GpuInfo {
 /// About the selected GPU. Asks the CUDA runtime once per GPU; any error means "no GPU".
 const GpuInfo& gpu_info();
 
+/// SMs and L2 of the selected GPU; without one those of an H200. Launches fit their work to them.
+Machine this_machine();
+
 /// Selects a GPU for this thread until it goes out of scope. Does nothing for the emulator and for
 /// a Device without an index. Throws DeviceError if there is no such GPU.
 class InUse {

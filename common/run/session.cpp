@@ -161,13 +161,17 @@ void Session::abandon() {
   for (DeviceBuffer& workspace : workspaces_) workspace.poison();
 }
 
-std::string Session::repeats_differ(int count, const std::function<void(int)>& before) {
+std::string Session::repeats_differ(int count, const std::function<void(int)>& before,
+                                    const std::vector<std::string>& names) {
+  std::vector<TensorSpec> specs = operation_.outputs(problem_);
+  std::erase_if(specs, [&](const TensorSpec& spec) {
+    return !names.empty() && std::ranges::find(names, spec.name) == names.end();
+  });
   std::vector<DeviceBuffer> first;
   for (int n = 0; n < count; ++n) {
     if (before) before(n);
     if (const Status status = launch(); !status.ok())
       return fmt::format("launch {}: {}", n, status.message);
-    const std::vector<TensorSpec> specs = operation_.outputs(problem_);
     for (std::size_t i = 0; i < specs.size(); ++i) {
       const DeviceBuffer& now = output(specs[i].name);
       if (n == 0)

@@ -57,10 +57,11 @@ class Session {
   /// Leaves all workspaces, counters included, poisoned, as an aborted launch may leave them. The
   /// next prepare() must restore them.
   void abandon();
-  /// Launches the prepared step `count` times, each after `before(n)`, and compares every output of
-  /// every launch bitwise with the first launch. Returns "", or the first difference or failed
-  /// launch.
-  std::string repeats_differ(int count, const std::function<void(int n)>& before = {});
+  /// Launches the prepared step `count` times, each after `before(n)`, and compares the outputs
+  /// named in `names` (none named: all) of every launch bitwise with the first launch. Returns "",
+  /// or the first difference or failed launch.
+  std::string repeats_differ(int count, const std::function<void(int n)>& before = {},
+                             const std::vector<std::string>& names = {});
   /// Waits for the launch and returns its outputs. Throws DeviceError.
   HostTensors outputs();
   /// Rows of an output by their indices in memory: [1, 1, count, columns]. For tensors too large to

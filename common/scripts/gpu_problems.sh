@@ -397,15 +397,17 @@ peers_of() {
     04_flash_v2)
       echo "peers.$1.forward --steps v13_tuned --backends flash,cudnn --repeat 5"
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[78]')" \
-        "--backends flash,cudnn --repeat 5" ;;
+        "--backends flash,cudnn --repeat 5"
+      echo "peers.$1.flex --steps v4_unmasked_blocks,v13_tuned --backends flex --repeat 5" ;;
     05_flash_decoding)
       echo "peers.$1 --operation decode" \
         "--steps v10_vectorised_combine,v13_even_splits,v14_unified_max" \
         "--backends cudnn,flash --repeat 5" ;;
     06_flash_v3_hopper)
       echo "peers.$1.forward --steps v14_tuned --backends cudnn,flash --repeat 5"
-      echo "peers.$1.backward --operation backward --steps b6_tuned --backends cudnn,flash" \
-        "--repeat 5" ;;
+      echo "peers.$1.gqa_fp16 --steps v14_tuned --backends cudnn,flash --repeat 5"
+      echo "peers.$1.backward --operation backward --steps b7_dependent_launches" \
+        "--backends cudnn,flash --repeat 5" ;;
     07_paged)  # on contiguous K and V, which is as good as pages can be
       echo "peers.$1 --operation decode" \
         "--steps v2_page_table,v5_balanced_plan,v14_cross_work_tile" \
@@ -450,6 +452,18 @@ peer_problems() {  # FILE, as peers_of calls it
       cache 16 8192 32 8
       cache 64 4096 32 8
       cache 16 8192 64 8 ;;
+    # Each shape is compiled, which takes some ten seconds.
+    peers.04_flash_v2.flex)
+      for n in 2048 16384; do
+        for mask in "" --causal; do echo "$(tokens 128 $n) $mask"; done
+      done ;;
+    peers.06_flash_v3_hopper.gqa_fp16)
+      for mask in "" --causal; do
+        for n in 1024 4096 16384; do
+          echo "--batch $((16384 / n)) --heads 32 --kv-heads 8 --head-dim 128 --seqlen $n $mask"
+          echo "$(tokens 128 $n) $mask --dtype fp16"
+        done
+      done ;;
     peers.06_flash_v3_hopper.backward)
       for d in 64 128; do
         for mask in "" --causal; do
@@ -662,7 +676,7 @@ tool_cannot() {  # CHAPTER OPERATION TOOL
     # reads it, synchronises with __syncwarp, and one lane arrives for all. The only finding in f6's
     # kernel, which f7 launches too, is in sanitizer_exceptions.txt.
     06_flash_v3_hopper/forward/racecheck) echo "$(steps_like "$1" "^f[45]_") $kOneLaneArrives" ;;
-    06_flash_v3_hopper/backward/racecheck) echo "$(steps_like "$1" "^b[456]_") $kOneLaneArrives" ;;
+    06_flash_v3_hopper/backward/racecheck) echo "$(steps_like "$1" "^b[4-7]_") $kOneLaneArrives" ;;
     08_quant_sparse/forward/racecheck)
       echo "$(steps_like "$1" '^q[1-8]_|^s[123]_') $kOneLaneArrives" ;;
     # Its two sides reach a common barrier from two instances of a template.

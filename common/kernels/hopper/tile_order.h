@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "attn/kernel.h"
+#include "device/device.h"
 
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
@@ -32,17 +33,22 @@ inline __device__ KvBlockRange kv_block_range(const Shape& shape, int seqlen_q, 
 }
 //! [ranges]
 
-// Heads per section: K and V take 12 MB of an H200's 60 MB L2. With a mask, enough heads for three
-// tiles per SM on average, long and short ones, if their K and V fit in 32 MB. Sections are
-// balanced: a short last section would start its longest tiles late and leave most SMs idle.
+// Heads per section: K and V take a fifth of L2, 12 MB of an H200's 60 MB. With a mask, enough
+// heads for three tiles per SM on average, long and short ones, if their K and V fit in 8/15 of L2
+// (32 MB). Sections are balanced: a short last section would start its longest tiles late and leave
+// most SMs idle.
 //! [section]
 inline int64_t heads_of_section(const Problem& p, int64_t num_m_blocks) {
-  constexpr int64_t kMega = 1 << 20, kTilesPerSm = 3, kSms = 132;
+  constexpr int64_t kTilesPerSm = 3;
+  const Machine machine = this_machine();
   const int64_t heads = p.heads * p.batch, bytes = 2 * p.seqlen_k * p.head_dim * 2;
-  const auto fit = [&](int64_t limit) { return std::max<int64_t>(1, limit / bytes) * p.group(); };
+  const auto fit = [&](double share) {
+    return std::max<int64_t>(1, static_cast<int64_t>(share * machine.l2_bytes) / bytes) * p.group();
+  };
   const int64_t balanced =
-      p.masked() ? std::min(fit(32 * kMega), ceil_div(kTilesPerSm * kSms, num_m_blocks)) : 1;
-  return ceil_div(heads, std::max<int64_t>(1, heads / std::max(fit(12 * kMega), balanced)));
+      p.masked() ? std::min(fit(8. / 15), ceil_div(kTilesPerSm * machine.num_sms, num_m_blocks))
+                 : 1;
+  return ceil_div(heads, std::max<int64_t>(1, heads / std::max(fit(1. / 5), balanced)));
 }
 //! [section]
 
