@@ -36,17 +36,17 @@ extern "C" {
 
 typedef enum attn_status {
   ATTN_OK = 0,
-  ATTN_INVALID_VALUE = 1, /* a null pointer, a shape, a stride, an alignment, an unknown name */
-  ATTN_UNSUPPORTED = 2,   /* no step, or not the named one, takes the problem on this device */
-  ATTN_WORKSPACE = 3,     /* the workspace is too small, or was not prepared */
-  ATTN_DEVICE_ERROR = 4,  /* no GPU, another GPU than the plan's, or an error of the CUDA runtime */
-  ATTN_KERNEL_ERROR = 5,  /* the emulator found an error of a kernel */
+  ATTN_INVALID_VALUE = 1, /**< a null pointer, a shape, a stride, an alignment, an unknown name */
+  ATTN_UNSUPPORTED = 2,   /**< no step, or not the named one, takes the problem on this device */
+  ATTN_WORKSPACE = 3,     /**< the workspace is too small, or was not prepared */
+  ATTN_DEVICE_ERROR = 4,  /**< no GPU, another GPU than the plan's, or an error of CUDA */
+  ATTN_KERNEL_ERROR = 5,  /**< the emulator found an error of a kernel */
   ATTN_INTERNAL_ERROR = 6
 } attn_status;
 
 typedef enum attn_backend { ATTN_GPU = 0, ATTN_EMULATED = 1 } attn_backend;
 
-/* The last three: Q, K, V and O are bf16, and the step quantises Q, K and V to this type. */
+/** The last three: Q, K, V and O are bf16, and the step quantises Q, K and V to this type. */
 typedef enum attn_dtype {
   ATTN_BF16 = 0,
   ATTN_FP16 = 1,
@@ -58,39 +58,39 @@ typedef enum attn_dtype {
 
 /** A problem: everything that a launch depends on except addresses and the contents of tensors. */
 typedef struct attn_problem {
-  size_t size;      /* sizeof(attn_problem), set by attn_problem_defaults */
-  int32_t backend;  /* attn_backend */
-  int32_t dtype;    /* attn_dtype */
-  const char* step; /* "06_flash_v3_hopper/v14_tuned"; null: the best one (attn_which) */
-  int64_t batch;    /* B, the number of sequences */
-  int64_t heads;    /* Hq, a multiple of kv_heads */
-  int64_t kv_heads; /* Hkv */
-  int64_t seqlen_q; /* queries per sequence; of the longest if `packed` */
-  int64_t seqlen_k; /* keys per sequence, or room for them; of the longest if `packed` */
-  int64_t head_dim; /* d */
-  int32_t causal;   /* 1: query i sees keys j <= i + seqlen_k - seqlen_q */
-  int64_t window_left, window_right; /* visible keys on each side of the diagonal; -1: no limit */
-  double softmax_scale;              /* 0: 1 / sqrt(head_dim) */
-  double softcap;                    /* scores become softcap * tanh(score / softcap); 0: off */
-  int32_t alibi;                     /* 1: attn_tensors::alibi has a slope per query head */
+  size_t size;      /**< sizeof(attn_problem), set by attn_problem_defaults */
+  int32_t backend;  /**< attn_backend */
+  int32_t dtype;    /**< attn_dtype */
+  const char* step; /**< "06_flash_v3_hopper/v14_tuned"; null: the best one (attn_which) */
+  int64_t batch;    /**< B, the number of sequences */
+  int64_t heads;    /**< Hq, a multiple of kv_heads */
+  int64_t kv_heads; /**< Hkv */
+  int64_t seqlen_q; /**< queries per sequence; of the longest if `packed` */
+  int64_t seqlen_k; /**< keys per sequence, or room for them; of the longest if `packed` */
+  int64_t head_dim; /**< d */
+  int32_t causal;   /**< 1: query i sees keys j <= i + seqlen_k - seqlen_q */
+  int64_t window_left, window_right; /**< visible keys on each side of the diagonal; -1: no limit */
+  double softmax_scale;              /**< 0: 1 / sqrt(head_dim) */
+  double softcap;                    /**< scores become softcap * tanh(score / softcap); 0: off */
+  int32_t alibi;                     /**< 1: attn_tensors::alibi has a slope per query head */
 
-  /* Sequences of different lengths without padding (forward, backward, paged prefill): Q is
+  /** Sequences of different lengths without padding (forward, backward, paged prefill): Q is
      [total_q, Hq, d], K and V are [total_k, Hkv, d], lse is [Hq, total_q]; cu_seqlens_q and
      cu_seqlens_k in attn_tensors say where sequences begin. */
   int32_t packed;
-  int64_t total_q, total_k; /* tokens of all sequences; not needed with lengths on the host */
-  /* Lengths on the host, [batch], as at the time of the plan; null: they are on the device alone,
+  int64_t total_q, total_k; /**< tokens of all sequences; not needed with lengths on the host */
+  /** Lengths on the host, [batch], as at the time of the plan; null: they are on the device alone,
      and bounds come from seqlen_q, seqlen_k, total_q and total_k. Read by *_plan, not kept. Steps
      that schedule on the host need them. lengths_k are those in seqused_k, for decode and pages. */
   const int64_t *lengths_q, *lengths_k;
 
-  int64_t page_size, num_pages, max_pages; /* paged operations: tokens per page, pages of the
+  int64_t page_size, num_pages, max_pages; /**< paged operations: tokens per page, pages of the
                                               pool, columns of the page table; seqlen_k is set to
                                               page_size * max_pages */
-  /* The page table on the host, [batch, max_pages], as at the time of the plan; may be null. Steps
+  /** The page table on the host, [batch, max_pages], as at the time of the plan; may be null. Steps
      that read a shared prefix once need it. */
   const int32_t* host_page_table;
-  /* 1: tensors with strides, or not aligned to 16 bytes, are copied to and from the workspace.
+  /** 1: tensors with strides, or not aligned to 16 bytes, are copied to and from the workspace.
      0: they are refused. */
   int32_t copy_strided;
 } attn_problem;
@@ -116,16 +116,16 @@ typedef struct attn_tensor {
     v_new [B seqlen_q, Hkv, d]. paged_decode with head_dim 576 and kv_heads 1 is latent attention
     (MLA): v is not read, the first 512 columns of k are V, and o is [B, Hq, Nq, 512]. */
 typedef struct attn_tensors {
-  size_t size; /* sizeof(attn_tensors) */
+  size_t size; /**< sizeof(attn_tensors) */
   attn_tensor q, k, v, o;
   attn_tensor dout, dq, dk, dv;
   attn_tensor k_new, v_new;
-  float* lse;                  /* [B, Hq, Nq], natural logarithm */
-  const float* alibi;          /* [Hq] */
-  const int32_t* cu_seqlens_q; /* [B + 1] */
-  const int32_t* cu_seqlens_k; /* [B + 1] */
-  const int32_t* seqused_k;    /* [B], each at most seqlen_k */
-  const int32_t* page_table;   /* [B, max_pages] */
+  float* lse;                  /**< [B, Hq, Nq], natural logarithm */
+  const float* alibi;          /**< [Hq] */
+  const int32_t* cu_seqlens_q; /**< [B + 1] */
+  const int32_t* cu_seqlens_k; /**< [B + 1] */
+  const int32_t* seqused_k;    /**< [B], each at most seqlen_k */
+  const int32_t* page_table;   /**< [B, max_pages] */
 } attn_tensors;
 
 /** What a problem needs to run: its step, sizes, schedule. Runs of one plan may overlap, in several
