@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <sstream>
 
 #include "report/table_kinds.h"
@@ -59,9 +60,47 @@ bool wanted(const Words& words, const std::string& word) {
   return words.empty() || std::find(words.begin(), words.end(), word) != words.end();
 }
 
-// "FILE ... step=NAME,NAME peers=NAME,NAME"
+// "through=PEER:DOCUMENT:OTHER": a library that does not run here, compared by means of a peer that
+// ran both here and, in DOCUMENT (others.*.jsonl), beside that library on the same GPU.
+struct Through {
+  std::string peer, label;
+  std::map<std::string, double> factors;  // by point: time of OTHER over that of PEER
+  // x OTHER of a problem whose ratio to PEER is `ratio`; nothing for other problems and peers.
+  std::optional<double> ratio(const std::string& from, const json& problem, double value) const {
+    const auto found = factors.find(fmt::format("d{}{} n{}", problem.at("head_dim").get<int64_t>(),
+                                                problem.at("causal").get<bool>() ? "c" : "",
+                                                problem.at("seqlen_k").get<int64_t>()));
+    if (from != peer || found == factors.end()) return std::nullopt;
+    return value * found->second;
+  }
+};
+Through through_of(const fs::path& folder, const std::string& text) {
+  std::istringstream stream(text);
+  std::string document, other;
+  Through through;
+  if (!std::getline(stream, through.peer, ':') || !std::getline(stream, document, ':') ||
+      !std::getline(stream, other))
+    throw InputError(fmt::format("through={}: must be PEER:DOCUMENT:LIBRARY", text));
+  const json j = read_json(folder / (document + ".json"));
+  if (!j.at("peers").contains(other))
+    throw InputError(fmt::format("through={}: {} has no {}", text, document, other));
+  through.label = fmt::format("x {} through {}", j.at("peers").at(other).get<std::string>(),
+                              j.at("peers").at(through.peer).get<std::string>());
+  for (const json& row : j.at("rows")) {  // "bwd d64c n512"
+    std::istringstream words(name_of(row));
+    std::string operation, head_dim, length;
+    words >> operation >> head_dim >> length;
+    const json& us = row.at("us");
+    through.factors[head_dim + " " + length] =
+        us.at(other).get<double>() / us.at(through.peer).get<double>();
+  }
+  return through;
+}
+
+// "FILE ... step=NAME,NAME peers=NAME,NAME through=PEER:DOCUMENT:LIBRARY"
 struct Wish {
   Words names, steps, peers;
+  std::string through;
 };
 Wish wish_of(const std::string& kind, const Words& words) {
   Wish w;
@@ -70,9 +109,13 @@ Wish wish_of(const std::string& kind, const Words& words) {
       w.steps = split(word.substr(5));
     else if (word.starts_with("peers="))
       w.peers = split(word.substr(6));
+    else if (word.starts_with("through="))
+      w.through = word.substr(8);
     else if (word.find('=') != word.npos)
       throw InputError(
-          fmt::format("table {}: {}: must be a file, step=NAME or peers=NAME,NAME", kind, word));
+          fmt::format("table {}: {}: must be a file, step=NAME, peers=NAME,NAME or "
+                      "through=PEER:DOCUMENT:LIBRARY",
+                      kind, word));
     else
       w.names.push_back(word);
   }
@@ -109,7 +152,8 @@ std::string peers_table(const fs::path& path) {
 }
 
 std::string ratios_table(const fs::path& folder, const Words& words) {
-  const auto [names, steps, peers] = wish_of("ratios", words);
+  const auto [names, steps, peers, by_way_of] = wish_of("ratios", words);
+  const Through through = by_way_of.empty() ? Through{} : through_of(folder, by_way_of);
   Grid grid;
   std::string head;
   bool bytes = false, found = false;
@@ -155,6 +199,10 @@ std::string ratios_table(const fs::path& folder, const Words& words) {
           found = true;
           grid.put(peer, fmt::format("{:.2f} ({:.2f} .. {:.2f})", r.at("median").get<double>(),
                                      r.at("q1").get<double>(), r.at("q3").get<double>()));
+          if (const auto x = through.ratio(peer, p.at("problem"), r.at("median").get<double>())) {
+            grid.add_column("through", through.label);
+            grid.put("through", fmt::format("{:.2f}", *x));
+          }
         }
       }
     }
@@ -171,6 +219,7 @@ std::string ratios_table(const fs::path& folder, const Words& words) {
 std::string means_table(const fs::path& folder, const Words& words) {
   const Wish wish = wish_of("means", words);
   if (wish.steps.size() != 1) throw InputError("table means: needs step=NAME");
+  const Through through = wish.through.empty() ? Through{} : through_of(folder, wish.through);
   struct Mean {
     Words lengths;
     std::map<std::string, std::vector<double>> ratios;  // by peer
@@ -193,6 +242,8 @@ std::string means_table(const fs::path& folder, const Words& words) {
         if (r.at("step") != wish.steps[0] || !wanted(wish.peers, peer)) continue;
         mean.ratios[peer].push_back(r.at("median").get<double>());
         if (std::ranges::find(peers, peer) == peers.end()) peers.push_back(peer);
+        if (const auto x = through.ratio(peer, problem, r.at("median").get<double>()))
+          mean.ratios[through.label].push_back(*x);
       }
     }
   }
@@ -204,8 +255,10 @@ std::string means_table(const fs::path& folder, const Words& words) {
     grid.add("d", "d", std::to_string(group.first));
     grid.add("what", "operation", group.second);
     grid.add("N", "lengths", fmt::format("{}", fmt::join(mean.lengths, ", ")));
-    for (const std::string& peer : peers) {
-      grid.add_column(peer, fmt::format("x {}", peer));
+    Words columns = peers;
+    if (!through.label.empty()) columns.push_back(through.label);
+    for (const std::string& peer : columns) {
+      grid.add_column(peer, peer == through.label ? peer : fmt::format("x {}", peer));
       const auto found = mean.ratios.find(peer);
       if (found == mean.ratios.end()) continue;
       double logs = 0;
