@@ -277,6 +277,39 @@ TEST_CASE("lengths on the device: steps that schedule there run, others refuse",
   }
 }
 
+TEST_CASE("every feature of the ABI has the bits of a session that has it", "[api]") {
+  std::map<std::string, int> tested;
+  for (const api::NamedStep& named : api::all_steps()) {
+    const Step& step = *named.step;
+    const auto call = call_of(step);
+    if (!call) continue;
+    const auto plain = problem_for(step);
+    for (const char* feature : {"varlen", "softcap", "alibi", "window", "fp16", "scale"}) {
+      const std::string name = feature;
+      if (!plain || tested[name + " " + step.operation->name] == 2) continue;
+      Problem p = *plain;
+      if (name == "varlen" && (p.varlen() || step.operation->few_queries > 0)) continue;
+      if (name == "varlen") p.varlen_q = {40, 3, 21}, p.varlen_k = {10, 70, 21};
+      if (name == "softcap") p.softcap = 20;
+      if (name == "alibi") p.alibi = true;
+      if (name == "window") p.window_left = 30, p.window_right = 5, p.causal = false;
+      if (name == "fp16") p.dtype = DType::fp16;
+      if (name == "scale") p.softmax_scale = 0.3;
+      p.finish();
+      if (refusal(step, p)) continue;
+      INFO(feature);
+      compare_with_session(named, *call, p, Backend::emulated);
+      ++tested[name + " " + step.operation->name];
+    }
+  }
+  for (const char* must :
+       {"varlen forward", "varlen backward", "softcap forward", "softcap backward", "alibi forward",
+        "alibi decode", "window paged_decode", "fp16 decode", "scale paged_prefill"}) {
+    INFO(must);
+    CHECK(tested[must] > 0);
+  }
+}
+
 TEST_CASE("packed sequences with lengths on the device", "[api]") {
   for (const char* step : {"04_flash_v2/v13_tuned", "06_flash_v3_hopper/v14_tuned"}) {
     INFO(step);
