@@ -44,8 +44,8 @@ inline bool happens_early() { return mixed_copies ? chance.below(2) == 0 : early
 /// forgets the wait sees the old bytes. Group n is that of the n-th commit, from 1 on.
 class AsyncQueue {
  public:
-  static constexpr std::size_t kNobody = ~std::size_t{0};
-  std::size_t who = kNobody;  ///< its number among those who do things (order.h)
+  static constexpr std::size_t kNone = ~std::size_t{0};
+  std::size_t who = kNone;  ///< its number among those who do things (order.h)
 
   /// The group that work added now will be in.
   std::uint32_t open_group() const { return committed_ + 1; }
@@ -71,7 +71,9 @@ class AsyncQueue {
     }
     return committed_ - static_cast<std::uint32_t>(groups_.size());
   }
-  /// Whether there is work that nobody has waited for.
+  /// Whether there is work of no group yet.
+  bool uncommitted() const { return !open_.empty(); }
+  /// Whether there is work that the thread has not waited for.
   bool pending() const {
     return !open_.empty() ||
            std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return !g.empty(); });
@@ -101,7 +103,7 @@ struct AsyncWork {
   // What the stores have read of shared memory and not yet written to global memory, by group, and
   // its number (order.h). A wait with `.read` does not say that it is written.
   std::vector<std::pair<std::uint32_t, std::function<void()>>> results;
-  std::size_t written = AsyncQueue::kNobody;
+  std::size_t written = AsyncQueue::kNone;
   std::size_t fences = 0;  // of the block, when its last group of TMA stores was committed
   struct Held {            // registers that a product in flight reads or writes
     const std::byte* at;
@@ -115,7 +117,7 @@ struct AsyncWork {
 };
 
 /// A barrier in shared memory (`mbarrier`). A phase ends when `count` threads have arrived and all
-/// announced bytes are there. A copy in flight is done when the phase could end and somebody waits
+/// announced bytes are there. A copy in flight is done when the phase could end and a thread waits
 /// for that: as late as possible.
 class MBarrier {
  public:
@@ -124,7 +126,7 @@ class MBarrier {
   MBarrier(std::size_t count, std::size_t initialiser)
       : count_(count), missing_(count), initialiser_(initialiser) {}
   /// Its copies' number among those who do things (order.h).
-  std::size_t who = AsyncQueue::kNobody;
+  std::size_t who = AsyncQueue::kNone;
   Meeting meeting;  ///< of those who have arrived
   std::shared_ptr<const Epochs> ended =
       std::make_shared<const Epochs>();  ///< what is known when the last phase ended
@@ -142,9 +144,9 @@ class MBarrier {
     return sum;
   }
   std::ptrdiff_t missing_bytes() const { return bytes_ - in_flight(); }
-  /// Somebody has waited for the end of the last phase.
+  /// A thread has waited for the end of the last phase.
   void note_wait() { awaited_ = phase_; }
-  /// Whether the last copies came in a phase for whose end nobody has waited.
+  /// Whether the last copies came in a phase for whose end no thread has waited.
   bool copies_unawaited() const { return copied_ && copied_in_ >= awaited_; }
 
   /// A thread arrives and announces `bytes`. Whether the phase is to end if it can.

@@ -62,8 +62,9 @@ Block::Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_
       warps_((extent.count() + kWarpSize - 1) / kWarpSize),
       registers_((extent.count() + kWarpgroupSize - 1) / kWarpgroupSize),
       products_(registers_.size()),
-      product_numbers_(warps_.size(), AsyncQueue::kNobody) {
+      product_numbers_(warps_.size(), AsyncQueue::kNone) {
   cluster_->blocks.push_back(this);
+  exited_lanes_.resize(warps_.size());
   // Fresh shared memory holds whatever the last block left: NaN bytes stand for "anything".
   const std::size_t bytes = shared_bytes + kGuardBytes;
   shared_.reset(new (std::align_val_t{kSharedAlignment}) std::byte[bytes]);
@@ -78,6 +79,7 @@ Block::Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_
     }
     races_ = grid.races ? grid.races.get() : own_races_.get();
     shared_name_ = [this](std::size_t byte) { return shared_name(byte); };
+    shadow_.puts_off = grid.kernel.cluster == 1;
   }
   looks_closer_ = !grid.variables.empty() || grid.races;
   const bool some = random_.below(2) == 0;
@@ -230,6 +232,7 @@ void Block::thread_main(Thread& self) {
   }
   self.state = State::kExited;
   ++exited_;
+  lane_exited();
   grid_.spins = grid_.slices = 0;
   leave_cluster();
   // From sm_70 on threads that have left do not count at a barrier of the block.

@@ -65,7 +65,8 @@ void Block::named_barrier(const char* what, Place place, std::size_t id, std::si
   if (!wait) let_others_run(what, place);
 }
 
-// A GPU counts 32 for a warp, however many of its lanes arrive. PTX ISA, "barrier{.cta}".
+// A GPU counts 32 for a warp, however many of its lanes arrive. PTX ISA, "barrier{.cta}": bar.sync
+// is for all threads of the warp, so that those which have exited are missed here.
 void Block::require_whole_warps(const char* what, Place place, const Named& barrier) const {
   for (std::size_t first = 0; first < threads_.size(); first += kWarpSize) {
     const std::size_t end = std::min(first + kWarpSize, threads_.size());
@@ -86,8 +87,13 @@ void Block::mbarrier_init(const char* what, Place place, const void* at, std::si
   if (reinterpret_cast<std::uintptr_t>(at) % 8 != 0 || count == 0)
     fail(what, place,
          "for " + std::to_string(count) + " threads: at least one, at a multiple of 8 bytes");
+  if (mbarriers_.contains(at))
+    fail(what, place,
+         "again: PTX leaves undefined what happens to a barrier that is in use, and " +
+             barrier_text(at));
   access(Kind::write, what, place, at, sizeof(std::uint64_t));
   mbarriers_.insert_or_assign(at, MBarrier(count, running_));
+  shadow_.keeps_reads = true;
 }
 
 void Block::mbarrier_init_fence() {
@@ -169,7 +175,7 @@ void Block::mbarrier_wait(const char* what, Place place, const void* at, unsigne
 
 MBarrier& Block::mbarrier_of(const char* what, Place place, const void* at) {
   const auto it = mbarriers_.find(at);
-  if (it == mbarriers_.end()) fail(what, place, "on a barrier that nobody has initialised");
+  if (it == mbarriers_.end()) fail(what, place, "on a barrier that no thread has initialised");
   return it->second;
 }
 
@@ -180,7 +186,7 @@ void Block::end_phase(Block& owner, MBarrier& barrier) {
     if (!barrier.end_phase()) return;
   }
   if (races_) {
-    if (barrier.who != AsyncQueue::kNobody)
+    if (barrier.who != AsyncQueue::kNone)
       Order::set(barrier.meeting.known, barrier.who, barrier.phase());
     barrier.ended = std::make_shared<const Epochs>(barrier.meeting.known);
     barrier.meeting.last = nullptr;
@@ -190,7 +196,7 @@ void Block::end_phase(Block& owner, MBarrier& barrier) {
 }
 
 void Block::meet_warp(const char* what, Place place, unsigned mask, void* mine,
-                      const Finish& finish, bool orders) {
+                      const Finish& finish, Exited exited, bool orders) {
   leave_if_failed();
   const std::size_t warp = running_ / kWarpSize;
   mask &= full_mask();
@@ -209,32 +215,54 @@ void Block::meet_warp(const char* what, Place place, unsigned mask, void* mine,
         fail(what, place,
              std::string("while a lane of its warp waits in ") + c.what + " at " + c.place.text() +
                  ": a divergent warp");
-    it = open.insert(open.end(), Collective{what, place, mask, 0, {}});
+    it = open.insert(open.end(), Collective{what, place, mask, 0, {}, exited, orders, nullptr});
   }
   it->operands[lane()] = mine;
   it->arrived |= 1u << lane();
-  if (it->arrived != mask) return suspend(what, place);
-  std::array<void*, kWarpSize> all{};
+  it->finish = &finish;
+  if (!complete(warp, *it)) return suspend(what, place);
+  open_collective(warp, it, running_);
+}
+
+bool Block::complete(std::size_t warp, const Collective& c) const {
+  const unsigned left = c.exited == Exited::do_not_count ? exited_lanes_[warp] : 0;
+  return (c.arrived | (left & c.mask)) == c.mask;
+}
+
+// All lanes are there; `last` runs, the others wait. What is behind it.
+std::vector<Block::Collective>::iterator Block::open_collective(
+    std::size_t warp, std::vector<Collective>::iterator which, std::size_t last) {
+  const Collective c = *which;
+  const auto behind = warps_[warp].erase(which);
   Meeting meeting;
   for (std::size_t l = 0; l < kWarpSize; ++l) {
-    if (!(mask >> l & 1)) continue;
-    all[l] = it->operands[l];
-    if (l != lane()) make_ready(warp * kWarpSize + l);
-    if (orders) arrive(meeting, warp * kWarpSize + l);
+    if (!(c.arrived >> l & 1)) continue;
+    if (warp * kWarpSize + l != last) make_ready(warp * kWarpSize + l);
+    if (c.orders) arrive(meeting, warp * kWarpSize + l);
   }
-  if (orders && races_) {
+  if (c.orders && races_) {
     const auto known = std::make_shared<const Epochs>(std::move(meeting.known));
     for (std::size_t l = 0; l < kWarpSize; ++l)
-      if (mask >> l & 1) go_on(known, warp * kWarpSize + l);
+      if (c.arrived >> l & 1) go_on(known, warp * kWarpSize + l);
   }
-  open.erase(it);
   const Internal internal(internal_);
-  finish(all);
+  (*c.finish)(c.operands);
+  return behind;
+}
+
+// The thread that runs has exited: perhaps others of its warp have waited for that.
+void Block::lane_exited() {
+  const std::size_t warp = running_ / kWarpSize;
+  exited_lanes_[warp] |= 1u << lane();
+  if (failure_) return;
+  std::vector<Collective>& open = warps_[warp];
+  for (auto it = open.begin(); it != open.end();)
+    it = complete(warp, *it) ? open_collective(warp, it, running_) : it + 1;
 }
 
 void Block::wait_syncwarp(Place place, unsigned mask) {
   meet_warp(
-      "__syncwarp", place, mask, this, [](const auto&) {}, true);
+      "__syncwarp", place, mask, this, [](const auto&) {}, Exited::do_not_count, true);
 }
 
 unsigned Block::full_mask() const {
@@ -343,7 +371,7 @@ void Block::grid_dependency_wait() {
 // flight".
 std::string Block::barrier_text(const void* at) const {
   const auto it = mbarriers_.find(at);
-  if (it == mbarriers_.end()) return "an mbarrier that nobody has initialised";
+  if (it == mbarriers_.end()) return "an mbarrier that no thread has initialised";
   const MBarrier& barrier = it->second;
   const auto byte = shared_byte(at);
   std::string text = "mbarrier " + (byte ? word_name(*byte) : std::string("?")) + " is in phase " +
@@ -362,7 +390,7 @@ void Block::check_barriers() const {
     const std::string where = "block " + index_.text() + " ends ";
     if (barrier.copies_unawaited())
       throw KernelError(
-          where + "before anybody has waited for copies to shared memory: " + barrier_text(at));
+          where + "before a thread has waited for copies to shared memory: " + barrier_text(at));
     if (barrier.arrived() != 0 && !barrier.all_arrived())
       throw KernelError(where + "in the middle of a phase: " + barrier_text(at) +
                         ": probably an arrival too many or too few");
@@ -373,10 +401,13 @@ void Block::check_barriers() const {
 void Block::check_unawaited() const {
   for (std::size_t t = 0; t < threads_.size(); ++t) {
     const AsyncWork& work = threads_[t].work;
-    const char* what = work.copies.pending()     ? "cp_async copies without cp_async_wait"
-                       : work.stores.pending()   ? "a TMA store without tma_store_wait"
-                       : work.products.pending() ? "wgmma without wgmma_wait"
-                                                 : nullptr;
+    const char* what = work.copies.uncommitted()     ? "cp_async copies without cp_async_commit"
+                       : work.copies.pending()       ? "cp_async copies without cp_async_wait"
+                       : work.stores.uncommitted()   ? "a TMA store without tma_store_commit"
+                       : work.stores.pending()       ? "a TMA store without tma_store_wait"
+                       : work.products.uncommitted() ? "wgmma without wgmma_commit"
+                       : work.products.pending()     ? "wgmma without wgmma_wait"
+                                                     : nullptr;
     if (what) throw KernelError(thread_name(t) + " ends with " + what);
   }
 }

@@ -51,6 +51,8 @@ void Block::access_shared(Kind kind, const char* what, const Where& where, const
   if (!races_ || failure_) return;
   try {
     const std::size_t size = std::min(bytes, variables_.size() + shared_bytes_ - byte);
+    if (kind == Kind::read && races_->put_off(number(running_), what, where, shadow_, byte, size))
+      return;
     Races::Access now = races_->by_thread(number(running_), kind, what, where, at);
     if (races_->note_quickly(now, shadow_, byte, size)) return;
     if (const std::string* race = races_->touch(now, {shadow_, shared_name_}, byte, size))
@@ -107,6 +109,9 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
     }
     if (grid_.races) {
       const std::size_t first = buffer->offset(at);
+      if (kind == Kind::read &&
+          races_->put_off(number(running_), what, where, buffer->shadow(), first, bytes))
+        return;
       Races::Access now = races_->by_thread(number(running_), kind, what, where, at);
       if (!races_->note_quickly(now, buffer->shadow(), first, bytes))
         if (const std::string* race =
@@ -125,7 +130,7 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
 // What an instruction does that goes on by itself, as number `who` and in its epoch `epoch`.
 Races::Access Block::async(std::size_t& who, std::uint32_t epoch, Kind kind, const char* what,
                            Place place) {
-  if (who == AsyncQueue::kNobody) who = races_->order().add();
+  if (who == AsyncQueue::kNone) who = races_->order().add();
   return {{who, number(running_), epoch, kind, what, place}};
 }
 
@@ -151,7 +156,9 @@ void Block::check_registers(Kind kind, const Where& where, const void* at, std::
       return fail_later(thread_name(running_) + (kind == Kind::read ? " reads" : " writes") +
                         " a register of " + (h.written ? "the accumulators" : "an operand") +
                         " at " + where.text() + ", which wgmma at " + h.place.text() +
-                        " has before its wgmma_wait");
+                        (h.group == threads_[running_].work.products.open_group()
+                             ? " has: it has no wgmma_commit, so that no wgmma_wait is for it"
+                             : " has before its wgmma_wait"));
 }
 
 void Block::require_aligned(const char* what, Place place, const char* which, const void* at,
@@ -220,7 +227,7 @@ void Block::copy_wait(std::size_t pending) {
   AsyncQueue& copies = threads_[running_].work.copies;
   const Internal internal(internal_);
   const std::uint32_t done = copies.wait(pending);
-  if (races_ && copies.who != AsyncQueue::kNobody)
+  if (races_ && copies.who != AsyncQueue::kNone)
     races_->copies_done(number(running_), copies.who, done);
 }
 
@@ -268,8 +275,8 @@ void Block::store_wait(std::size_t pending, bool written) {
     });
   if (!races_) return;
   Order& order = races_->order();
-  if (mine.stores.who != AsyncQueue::kNobody) order.learn(number(running_), mine.stores.who, done);
-  if (written && mine.written != AsyncQueue::kNobody)
+  if (mine.stores.who != AsyncQueue::kNone) order.learn(number(running_), mine.stores.who, done);
+  if (written && mine.written != AsyncQueue::kNone)
     order.learn(number(running_), mine.written, done);
 }
 
@@ -352,7 +359,7 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
     if (races_) {
       // The warps of a warpgroup read the same: their numbers follow each other (races.h).
       std::size_t& who = product_numbers_[running_ / kWarpSize];
-      if (who == AsyncQueue::kNobody) {
+      if (who == AsyncQueue::kNone) {
         const std::size_t first = running_ / kWarpgroupSize * (kWarpgroupSize / kWarpSize);
         const std::size_t end =
             std::min(first + kWarpgroupSize / kWarpSize, product_numbers_.size());
@@ -380,7 +387,7 @@ void Block::product_wait(std::size_t pending, Place place) {
   }();
   std::erase_if(mine.held, [&](const AsyncWork::Held& h) { return h.group <= done; });
   const std::size_t who = product_numbers_[running_ / kWarpSize];
-  if (races_ && who != AsyncQueue::kNobody) races_->order().learn(number(running_), who, done);
+  if (races_ && who != AsyncQueue::kNone) races_->order().learn(number(running_), who, done);
   mine.registers_fenced = false;  // from here on ordinary code may write them
   note_held(mine);
   watches_registers_ = !mine.held.empty();

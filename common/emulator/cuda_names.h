@@ -88,24 +88,30 @@ struct ShuffleOperands {
   T value;
   int source;  // lane to read from
   T result;
-  bool from_nobody = false;
+  bool from_none = false;  // that lane has brought nothing
 };
 /// The one shuffle below the four of CUDA: lane l gets the value of lane `source`.
 template <class T>
 T shuffle(const char* what, Place place, unsigned mask, T value, int source) {
   ShuffleOperands<T> mine{value, source, value};
-  Block::current().wait_warp(what, place, mask, mine, [](auto& lanes) {
-    for (auto* lane : lanes)
-      if (lane) {
-        auto* const from = lanes[static_cast<std::size_t>(lane->source)];
-        lane->from_nobody = !from;
-        if (from) lane->result = from->value;
-      }
-  });
-  if (mine.from_nobody)
-    Block::current().fail(
-        what, place,
-        "with a mask that does not name lane " + std::to_string(source) + ", whose value it reads");
+  Block::current().wait_warp(
+      what, place, mask, mine,
+      [](auto& lanes) {
+        for (auto* lane : lanes)
+          if (lane) {
+            auto* const from = lanes[static_cast<std::size_t>(lane->source)];
+            lane->from_none = !from;
+            if (from) lane->result = from->value;
+          }
+      },
+      Block::Exited::do_not_count);
+  if (mine.from_none)
+    Block::current().fail(what, place,
+                          (mask >> source & 1)
+                              ? "and reads the value of lane " + std::to_string(source) +
+                                    ", which has exited or does not exist"
+                              : "with a mask that does not name lane " + std::to_string(source) +
+                                    ", whose value it reads");
   return mine.result;
 }
 inline int lane_id() { return static_cast<int>(Block::current().lane()); }
@@ -145,13 +151,16 @@ struct VoteOperands {
 };
 inline unsigned vote(const char* what, Place place, unsigned mask, bool predicate) {
   VoteOperands mine{predicate, 0};
-  Block::current().wait_warp(what, place, mask, mine, [](auto& lanes) {
-    unsigned ballot = 0;
-    for (std::size_t l = 0; l < kWarpSize; ++l)
-      if (lanes[l] && lanes[l]->predicate) ballot |= 1u << l;
-    for (auto* lane : lanes)
-      if (lane) lane->ballot = ballot;
-  });
+  Block::current().wait_warp(
+      what, place, mask, mine,
+      [](auto& lanes) {
+        unsigned ballot = 0;
+        for (std::size_t l = 0; l < kWarpSize; ++l)
+          if (lanes[l] && lanes[l]->predicate) ballot |= 1u << l;
+        for (auto* lane : lanes)
+          if (lane) lane->ballot = ballot;
+      },
+      Block::Exited::do_not_count);
   return mine.ballot;
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate, const char* file = __builtin_FILE(),

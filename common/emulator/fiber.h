@@ -72,8 +72,8 @@ class Fiber {
   /// It stops where it is, for good: what its stack holds is lost.
   void forget() { new boost::context::fiber(std::move(stopped_)); }
 
-  /// Called by the one that runs: stops here and goes on with `next`, until somebody goes on with
-  /// this one.
+  /// Called by the one that runs: stops here and goes on with `next`, until another one goes on
+  /// with this one.
   void go_on_with(Fiber& next) {
     void* fake_stack = nullptr;
     leave(&fake_stack, next);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <mutex>
 
 #include "emulator/simt.h"
 
@@ -39,19 +40,26 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   registers[REG_RIP] = reinterpret_cast<greg_t>(&lose_thread);
 }
 
+// The handler is one for all threads of the host: the first of them that launches sets it, the last
+// one that ends puts back what was there.
 class CatchFaults {
  public:
   CatchFaults() {
     stack_t stack{};
     stack.ss_sp = stack_.data(), stack.ss_size = stack_.size();
     sigaltstack(&stack, &stack_before_);
+    const std::scoped_lock lock(mutex_);
+    if (launches_++ > 0) return;
     struct sigaction action {};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigaction(SIGSEGV, &action, &before_);
   }
   ~CatchFaults() {
-    sigaction(SIGSEGV, &before_, nullptr);
+    {
+      const std::scoped_lock lock(mutex_);
+      if (--launches_ == 0) sigaction(SIGSEGV, &before_, nullptr);
+    }
     if (!(stack_before_.ss_flags & SS_ONSTACK)) sigaltstack(&stack_before_, nullptr);
   }
   CatchFaults(const CatchFaults&) = delete;
@@ -59,7 +67,9 @@ class CatchFaults {
  private:
   static inline thread_local std::array<std::byte, 65536> stack_{};
   stack_t stack_before_{};
-  struct sigaction before_ {};
+  static inline std::mutex mutex_;
+  static inline std::size_t launches_ = 0;  // that run now
+  static inline struct sigaction before_ {};
 };
 #else
 struct CatchFaults {};
@@ -118,7 +128,8 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
   std::vector<std::size_t> first_number(resident.size());  // of the threads of each
   if (find_races && (find_global_races || cluster > 1) && kernel.instrumented) {
     grid.races = overlaps ? last : std::make_shared<Races>();
-    if (overlaps) grid.before = last->order().everything();
+    if (overlaps) grid.before = last->order().of_last_launch();
+    grid.races->order().begin_launch();
     grid.races->name_threads([block, extent](std::size_t t, std::uint32_t b) {
       return "thread " + index_in(block, static_cast<std::uint32_t>(t)).text() + " of block " +
              index_in(extent, b).text();

@@ -48,7 +48,7 @@ class GlobalBuffer {
   /// The nearest one, or null, and where `at` is from there: "16 bytes past the end of q".
   static GlobalBuffer* nearest(const void* at);
   std::string place_of(const void* at) const;
-  /// Whether `at` lies in a guard band before or behind it, which is nobody's.
+  /// Whether `at` lies in a guard band before or behind it, which is no buffer's.
   bool guards(const void* at) const;
   /// A new launch: what the last one did to any buffer is in order before it.
   static void forget_accesses();

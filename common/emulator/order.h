@@ -4,7 +4,7 @@
 /// race. Source: Flanagan and Freund, "FastTrack: Efficient and Precise Dynamic Race Detection"
 /// (PLDI 2009), sections 2 and 3.
 ///
-/// Everybody who does things has a number: the threads of each resident block, and, as they come
+/// Whatever does things has a number: the threads of each resident block, and, as they come
 /// up, the copies that one barrier counts, one thread's groups of cp.async, and so on. What is done
 /// falls into epochs 1, 2, ... of whoever does it.
 #pragma once
@@ -19,8 +19,7 @@
 
 namespace attn::emulator {
 
-/// Of everybody by number: the last epoch that is known. Shorter where nothing is known of the
-/// rest.
+/// By number: the last epoch that is known. Shorter where nothing is known of the rest.
 using Epochs = std::vector<std::uint32_t>;
 
 /// What those know together who have arrived at a barrier.
@@ -36,11 +35,18 @@ enum class Space : std::uint8_t { shared, global };
 
 class Order {
  public:
-  /// All epochs of everybody so far: what is known when a launch has ended.
-  std::shared_ptr<const Epochs> everything() const {
-    return std::make_shared<const Epochs>(next_, ~std::uint32_t{0});
+  /// From here on threads are added for another launch, which may begin before the last one ends.
+  void begin_launch() { launch_ = next_; }
+  /// What is known when the last launch has ended: all that it has done, and what its threads know.
+  /// Of launches before it they know if they have waited for them.
+  std::shared_ptr<const Epochs> of_last_launch() const {
+    Epochs known(next_, ~std::uint32_t{0});
+    std::fill(known.begin(), known.begin() + static_cast<std::ptrdiff_t>(launch_), 0);
+    for (std::size_t t = launch_; t < known_.size(); ++t)
+      if (is_thread(t)) join(known, *known_[t]);
+    return std::make_shared<const Epochs>(std::move(known));
   }
-  /// A number for somebody more.
+  /// Numbers for more of them.
   std::size_t add(std::size_t count = 1) { return std::exchange(next_, next_ + count); }
   /// Numbers for the threads of a block more: the first.
   std::size_t add_threads(std::size_t count) {
@@ -70,6 +76,7 @@ class Order {
     first_[t] = ++own_[t];
     known_[t] = start();
   }
+  const std::shared_ptr<const Epochs>& known(std::size_t t) const { return known_[t]; }
   bool knows(std::size_t t, std::size_t who, std::uint32_t epoch) const {
     if (who == t && epoch >= first_[t]) return true;
     const Epochs& e = *known_[t];
@@ -176,7 +183,7 @@ class Order {
   std::array<Joined, 64> joined_;
   std::array<Learnt, 64> learnt_;
   // The vectors below are by number, those of threads alone mean something.
-  std::size_t next_ = 0;
+  std::size_t next_ = 0, launch_ = 0;
   Epochs own_;    // the epoch of what each thread does now
   Epochs first_;  // the first that is not a predecessor's
   // Of each thread, but for its own; often one for all.

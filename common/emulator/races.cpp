@@ -124,9 +124,11 @@ inline bool Races::conflicts_with(std::uint32_t number, Access& now, const Shado
 
 // The access before this one that nothing puts in order with it, or nothing; and which of `bytes`
 // both are to.
-inline std::optional<Races::Event> Races::conflict(const Shadow& shadow, const Cell& cell,
-                                                   Access& now, unsigned& bytes,
+inline std::optional<Races::Event> Races::conflict(const Shadow& shadow, Shadow::Group& group,
+                                                   std::size_t c, Access& now, unsigned& bytes,
                                                    const Event*& same) const {
+  if (!group.used(c) && !conflicts_with(group.writer(c), now, shadow)) return std::nullopt;
+  Cell& cell = group.cell(c);
   if (!cell.written_apart) {
     if (conflicts_with(cell.writer, now, shadow)) {
       if (!one_store(event(cell.writer), now)) return event(cell.writer);
@@ -205,14 +207,13 @@ inline void Races::note_read(const Shadow& shadow, Cell& cell, Access& now, Read
     cell.add(reader);
 }
 
-inline void Races::note_write(Cell& cell, std::uint32_t number, unsigned bytes) {
-  if (bytes == Cell::kWhole) {
-    cell.writer = number;
-    cell.written_apart = 0;
-    if (cell.more) cell.more->atomic_bytes = 0;
-    cell.forget_readers();
-    return;
-  }
+// Cell c of a group that is split, or all of it.
+inline void Races::note_write(Shadow::Group& group, std::size_t c, std::uint32_t number,
+                              unsigned bytes) {
+  const std::size_t count = group.split() ? 1 : Shadow::kCells;
+  if (bytes == Cell::kWhole) return group.write(c, count, number);
+  Cell& cell = group.cell(c);
+  group.look(c, count);
   Cell::More& more = cell.with_more();
   if (!cell.written_apart) more.writers.fill(cell.writer);
   cell.written_apart = 1;
@@ -223,32 +224,117 @@ inline void Races::note_write(Cell& cell, std::uint32_t number, unsigned bytes) 
   cell.remove([](const Reader& r) { return r.bytes() == 0; });
 }
 
+namespace {
+// visit(cell, mask) for all cells with some of these bytes, and which they are.
+template <class Visit>
+void for_cells(Shadow& shadow, std::size_t first, std::size_t bytes, Visit visit) {
+  using Cell = Shadow::Cell;
+  const std::size_t end = first + bytes;
+  for (std::size_t at = first; at < end;) {
+    Shadow::Group group(shadow, at / Shadow::kGroup);
+    if (!group.split() && at % Shadow::kGroup == 0 && at + Shadow::kGroup <= end) {
+      visit(group.cell(0), Cell::kWhole);
+      at += Shadow::kGroup;
+      continue;
+    }
+    group.to_cells();
+    const std::size_t past = at % Cell::kBytes, size = std::min(Cell::kBytes - past, end - at);
+    visit(group.cell(at / Cell::kBytes % Shadow::kCells), ((1u << size) - 1) << past);
+    at += size;
+  }
+}
+}  // namespace
+
+inline bool Races::knows_writer(std::size_t t, Shadow& shadow, std::uint32_t number) const {
+  if (number == 0) return shadow.global;
+  if (number == Shadow::kLook) return false;
+  if (number <= shadow.all_know) return true;
+  const auto& known = order_.known(t);
+  if (number == shadow.async && known == shadow.know_async) return true;
+  const Event& e = event(number);
+  if (!order_.knows(t, e.who, e.epoch)) return false;
+  if (number & kAsync) shadow.async = number, shadow.know_async = known;
+  return true;
+}
+
+bool Races::put_off(std::size_t t, const char* what, const Where& where, Shadow& shadow,
+                    std::size_t first, std::size_t bytes) {
+  constexpr std::size_t kMaxBytes = 255, kMaxFirst = (1 << 24) - 1;
+  if (!shadow.puts_off || bytes > kMaxBytes || first > kMaxFirst) return false;
+  if (!shadow.may_put_off(first, bytes,
+                          [&](std::uint32_t number) { return knows_writer(t, shadow, number); }))
+    return false;
+  if (shadow.reads.size() == Shadow::kMaxReads) note_put_off(shadow);
+  std::uint64_t key = where.at * 0x9e3779b97f4a7c15ull;
+  key ^= reinterpret_cast<std::uintptr_t>(where.file) * 0xbf58476d1ce4e5b9ull;
+  key += reinterpret_cast<std::uintptr_t>(what);
+  RecentSite& recent = recent_sites_[key * 0x94d049bb133111ebull >> 54];
+  if (recent.key != key) {
+    recent = {key, static_cast<std::uint32_t>(sites_.size())};
+    sites_.push_back({what, where});
+  }
+  const auto who = static_cast<std::uint32_t>(t);
+  const std::uint32_t epoch = order_.now(t);
+  if (shadow.turns.empty() || shadow.turns.back().who != who || shadow.turns.back().epoch != epoch)
+    shadow.turns.push_back({who, epoch, block_[t], shadow.reads.size()});
+  shadow.reads.push_back({recent.site, static_cast<std::uint32_t>(first) & 0xFFFFFF,
+                          static_cast<std::uint32_t>(bytes) & 0xFF});
+  return true;
+}
+
+// A write is about to come where there are reads that no cell knows of.
+void Races::note_put_off(Shadow& shadow) {
+  for (std::size_t n = 0; n < shadow.turns.size(); ++n) {
+    const Shadow::Turn& turn = shadow.turns[n];
+    // Perhaps another block runs in its place by now.
+    const std::uint32_t block = std::exchange(block_[turn.who], turn.block);
+    const std::size_t end =
+        n + 1 < shadow.turns.size() ? shadow.turns[n + 1].begin : shadow.reads.size();
+    for (std::size_t r = turn.begin; r < end; ++r) {
+      const Shadow::Read& read = shadow.reads[r];
+      const Site& site = sites_[read.site];
+      Access before{{turn.who, turn.who, turn.epoch, Kind::read, site.what, site.where}};
+      const Reader anywhere = reader_at(turn.who, turn.epoch, Kind::read, site.where, 0);
+      for_cells(shadow, read.first, read.bytes, [&](Cell& cell, unsigned mask) {
+        Reader reader = anywhere;
+        reader.place_and_bytes |= mask;
+        note_read(shadow, cell, before, reader);
+      });
+    }
+    block_[turn.who] = block;
+  }
+  shadow.forget_reads();
+}
+
 bool Races::note_quickly(Access& now, Shadow& shadow, std::size_t first, std::size_t bytes) {
   constexpr std::size_t kBytes = Cell::kBytes, kGroup = Shadow::kGroup;
   const bool reads = now.kind == Kind::read;
   if (!reads && (stored_ || now.kind != Kind::write)) return false;
+  if (shadow.has_reads(first, bytes)) note_put_off(shadow);
   const auto who = static_cast<std::uint32_t>(now.who);
   const Reader anywhere = reader_at(who, now.epoch, now.kind, now.where, 0);
   const std::size_t end = first + bytes;
   for (std::size_t at = first; at < end;) {
-    Shadow::Group group = shadow.group(at / kGroup);
+    Shadow::Group group(shadow, at / kGroup);
     const bool whole = at % kGroup == 0 && at + kGroup <= end;
-    if (group.split ? whole && !reads : !whole) return false;
-    const std::size_t past = group.split ? at % kBytes : 0;
-    const std::size_t size = group.split ? std::min(kBytes - past, end - at) : kGroup;
-    const unsigned mask = group.split ? ((1u << size) - 1) << past : Cell::kWhole;
-    Cell& cell = *group.cells[group.split ? at / kBytes % Shadow::kCells : 0];
+    if (group.split() ? whole && !reads : !whole) return false;
+    const std::size_t past = group.split() ? at % kBytes : 0;
+    const std::size_t size = group.split() ? std::min(kBytes - past, end - at) : kGroup;
+    const unsigned mask = group.split() ? ((1u << size) - 1) << past : Cell::kWhole;
+    const std::size_t c = group.split() ? at / kBytes % Shadow::kCells : 0;
     at += size;
-    if (cell.written_apart || cell.atomic_bytes() != 0) return false;
-    if (reads && cell.writer == 0 && !shadow.global) return false;
-    if (conflicts_with(cell.writer, now, shadow)) return false;
+    const std::uint32_t writer = group.writer(c);
+    if (writer == Shadow::kLook || (reads && writer == 0 && !shadow.global)) return false;
+    if (conflicts_with(writer, now, shadow)) return false;
     if (!reads) {
       if (mask != Cell::kWhole) return false;
-      for (const Reader& r : cell)
-        if (r.number > shadow.all_know) return false;
-      note_write(cell, number_of(now), mask);
+      if (group.used(c))
+        for (const Reader& r : group.cell(c))
+          if (r.number > shadow.all_know) return false;
+      note_write(group, c, number_of(now), mask);
       continue;
     }
+    Cell& cell = group.cell(c);
     Reader reader = anywhere;
     reader.place_and_bytes |= mask;
     const bool noted =
@@ -263,30 +349,31 @@ bool Races::note_quickly(Access& now, Shadow& shadow, std::size_t first, std::si
 }
 
 // Of the cell whose first byte is byte `begin`, those of `mask`.
-inline const std::string* Races::touch_cell(Access& now, const Memory& memory, Cell& cell,
-                                            std::size_t begin, unsigned mask,
+inline const std::string* Races::touch_cell(Access& now, const Memory& memory, Shadow::Group& group,
+                                            std::size_t c, std::size_t begin, unsigned mask,
                                             const Reader& anywhere, const Event*& same) {
   unsigned both = mask;
-  if (const auto before = conflict(memory.shadow, cell, now, both, same)) {
+  if (const auto before = conflict(memory.shadow, group, c, now, both, same)) {
     error_ = text(*before, {now, block_[now.thread]},
                   memory.name(begin + static_cast<std::size_t>(std::countr_zero(both))));
     return &error_;
   }
   if (!memory.shadow.global && now.kind != Kind::write)
     for (std::size_t b = 0; b < Cell::kBytes && !never_written_; ++b)
-      if ((mask >> b & 1) && cell.writer_of(b) == 0)
+      if ((mask >> b & 1) && group.cell(c).writer_of(b) == 0)
         never_written_ = memory.name(begin + b) + " was " + done({now, block_[now.thread]}) +
                          ", where no thread had written";
   if (reads_only(now.kind)) {
     Reader reader = anywhere;
     reader.place_and_bytes |= mask;
-    note_read(memory.shadow, cell, now, reader);
+    note_read(memory.shadow, group.cell(c), now, reader);
   } else if (is_atomic(now.kind)) {
-    Cell::More& more = cell.with_more();
+    Cell::More& more = group.cell(c).with_more();
     more.atomic = number_of(now);
     more.atomic_bytes = mask;
+    group.look(c, group.split() ? 1 : Shadow::kCells);
   } else {
-    note_write(cell, number_of(now), mask);
+    note_write(group, c, number_of(now), mask);
   }
   return nullptr;
 }
@@ -295,6 +382,8 @@ const std::string* Races::touch(Access& now, const Memory& memory, std::size_t f
                                 std::size_t bytes) {
   constexpr std::size_t kBytes = Cell::kBytes, kGroup = Shadow::kGroup;
   if (const std::string* race = different_values()) return race;
+  if (!(by_itself(now) && reads_only(now.kind)) && memory.shadow.has_reads(first, bytes))
+    note_put_off(memory.shadow);
   const Event* same = nullptr;
   if (by_itself(now)) {
     if (issuer_.size() <= now.who) issuer_.resize(now.who + 1);
@@ -304,12 +393,12 @@ const std::string* Races::touch(Access& now, const Memory& memory, std::size_t f
   const Reader anywhere =
       reader_at(static_cast<std::uint32_t>(now.who), now.epoch, now.kind, now.where, 0);
   for (std::size_t at = first / kGroup; at * kGroup < end; ++at) {
-    Shadow::Group group = memory.shadow.group(at);
+    Shadow::Group group(memory.shadow, at);
     const std::size_t begin = at * kGroup;
     const bool whole = begin >= first && begin + kGroup <= end;
-    if (whole && !group.split) {
+    if (whole && !group.split()) {
       if (const std::string* race =
-              touch_cell(now, memory, *group.cells[0], begin, Cell::kWhole, anywhere, same))
+              touch_cell(now, memory, group, 0, begin, Cell::kWhole, anywhere, same))
         return race;
       continue;
     }
@@ -320,12 +409,11 @@ const std::string* Races::touch(Access& now, const Memory& memory, std::size_t f
       unsigned mask = Cell::kWhole;
       if (cell < first) mask &= mask << (first - cell);
       if (cell + kBytes > end) mask &= Cell::kWhole >> (cell + kBytes - end);
-      if (const std::string* race =
-              touch_cell(now, memory, *group.cells[c], cell, mask, anywhere, same))
+      if (const std::string* race = touch_cell(now, memory, group, c, cell, mask, anywhere, same))
         return race;
     }
     // All of them have the same writer, and no reader since.
-    if (whole && now.kind == Kind::write) group.split = false;
+    if (whole && now.kind == Kind::write) group.join();
   }
   if (same && bytes <= sizeof(Stored::value)) {
     stored_ = Stored{*same, {now, block_[now.thread]}, &memory.name, now.at, first, bytes, {}};

@@ -1,6 +1,6 @@
 /// \file
 /// Finds races: two accesses to one byte, one of them a write, that no barrier has put in order;
-/// and reads of shared memory that nobody has written.
+/// and reads of shared memory that no thread has written.
 ///
 /// Accesses of ordinary code come from the compiler (accesses.cpp); instructions report their own.
 /// Each byte's cell remembers who wrote it last, who changed it last by an atomic since, and all
@@ -116,7 +116,12 @@ class Shadow {
       else
         few_readers = left & 3;
     }
-    void forget_readers() { few_readers = many_readers = 0; }
+    /// Nothing is known but who wrote it last.
+    void begin_with(std::uint32_t number) {
+      writer = number;
+      written_apart = few_readers = many_readers = 0;
+      if (more) more->atomic_bytes = 0;
+    }
     /// The state of another one.
     void take(const Cell& other) {
       writer = other.writer, since = other.since, few_readers = other.few_readers;
@@ -127,50 +132,128 @@ class Shadow {
   /// 16 bytes of memory. Until an access is to a part of them, the first cell is for all: copies
   /// and tensor-core operands are of whole ones.
   static constexpr std::size_t kCells = 4, kGroup = kCells * Cell::kBytes;
-  struct Group {
-    std::array<Cell*, kCells> cells;
-    bool& split;
-    /// From here on each cell is for itself.
-    void to_cells() {
-      if (std::exchange(split, true)) return;
-      for (std::size_t c = 1; c < kCells; ++c) cells[c]->take(*cells[0]);
-    }
+  class Group;
+  /// In place of who wrote a cell's bytes last: the cell says it.
+  static constexpr std::uint32_t kLook = ~std::uint32_t{0};
+  /// Reads that no cell knows of yet, of shared memory since its threads have last met. Mostly the
+  /// threads meet again before one of them writes there, and the reads can be forgotten. Inputs in
+  /// global memory are not written at all.
+  struct Read {
+    std::uint32_t site, first : 24, bytes : 8;
   };
-  Group group(std::size_t number) {
-    Page& p = page(number / kGroups);
-    const std::size_t g = number % kGroups;
-    return {{&p.cells[0][g], &p.cells[1][g], &p.cells[2][g], &p.cells[3][g]}, p.split[g]};
+  struct Turn {  // of one thread of a block: its reads from `begin` on
+    std::uint32_t who, epoch, block;
+    std::size_t begin;
+  };
+  std::vector<Read> reads;
+  std::vector<Turn> turns;
+  static constexpr std::size_t kMaxReads = 1 << 18;
+  bool has_reads(std::size_t first, std::size_t bytes) {
+    if (reads.empty()) return false;
+    for (std::size_t p = first / kPageBytes; p * kPageBytes < first + bytes; ++p)
+      if (page(p).reads == reads_number_) return true;
+    return false;
   }
+  /// Whether all of the bytes are of one page, where known(writer) holds of each; then they are
+  /// about to be read.
+  template <class Known>
+  bool may_put_off(std::size_t first, std::size_t bytes, Known known) {
+    Page& p = page(first / kPageBytes);
+    const std::size_t begin = first % kPageBytes / Cell::kBytes;
+    const std::size_t end = (first % kPageBytes + bytes + Cell::kBytes - 1) / Cell::kBytes;
+    if (end > kOfPage) return false;
+    for (std::size_t cell = begin; cell < end; ++cell)
+      if (!known(p.writers[cell])) return false;
+    p.reads = reads_number_;
+    return true;
+  }
+  void forget_reads() {
+    reads.clear(), turns.clear();
+    ++reads_number_;
+  }
+  /// Whether the threads' meeting does not settle them: a proxy fence is missing still before a TMA
+  /// load. A block that has no mbarrier has no TMA loads.
+  bool keeps_reads = false;
+  /// Whether they may be put off. Those of a cluster's blocks do not all meet.
+  bool puts_off = false;
+  /// An instruction that goes on by itself, which those who know the second know of.
+  std::uint32_t async = 0;
+  std::shared_ptr<const Epochs> know_async;
+
   /// Global memory holds something in the beginning, shared memory nothing. And of the entries of
   /// global memory's readers, of whom there is no end, some are remembered.
   static constexpr std::size_t kMaxGlobal = 8;
   const bool global = false;
-  explicit Shadow(bool is_global) : global(is_global) {}
+  explicit Shadow(bool is_global) : puts_off(is_global), global(is_global) {}
 
   /// The last event before the threads that use this memory have all met, but for that of an
   /// instruction that goes on by itself; and how often they have.
   std::uint32_t all_know = 0, meetings = 0;  // meetings: modulo 2^28
 
   void clear() {
-    for (auto& page : pages_)
-      if (page) page = std::make_unique<Page>();
+    for (auto& page : pages_) page = nullptr;
+    forget_reads();
   }
 
  private:
   static constexpr std::size_t kGroups = 128;  // of a page
+  static constexpr std::size_t kOfPage = kGroups * kCells, kPageBytes = kOfPage * Cell::kBytes;
   // The first cells of all groups come first. Those of one group are to lie in other sets of the
   // cache: hence a few more.
   static constexpr std::size_t kApart = 16;
   struct Page {
-    std::array<std::array<Cell, kGroups + kApart>, kCells> cells;
+    using Cells = std::array<std::array<Cell, kGroups + kApart>, kCells>;
+    std::unique_ptr<Cells> cells;
+    std::array<std::uint32_t, kOfPage> writers{};  // who wrote each cell's bytes last, or kLook
+    std::array<bool, kOfPage> used{};
     std::array<bool, kGroups> split{};
+    std::uint32_t reads = 0;
   };
+  std::uint32_t reads_number_ = 1;
   Page& page(std::size_t number) {
     if (number >= pages_.size()) pages_.resize(number + 1);
-    if (!pages_[number]) pages_[number] = std::make_unique<Page>();
-    return *pages_[number];
+    std::unique_ptr<Page>& p = pages_[number];
+    if (!p) p = std::make_unique<Page>();
+    return *p;
   }
   std::vector<std::unique_ptr<Page>> pages_;
+};
+
+/// See kGroup.
+class Shadow::Group {
+ public:
+  Group(Shadow& shadow, std::size_t number)
+      : page_(shadow.page(number / kGroups)), group_(number % kGroups) {}
+  bool split() const { return page_.split[group_]; }
+  /// Whether there is more to know of cell c than who wrote it last.
+  bool used(std::size_t c) const { return page_.used[kCells * group_ + c]; }
+  /// The same, kLook included, of a cell that is used.
+  std::uint32_t writer(std::size_t c) const { return page_.writers[kCells * group_ + c]; }
+  Cell& cell(std::size_t c) {
+    if (!page_.cells) page_.cells = std::make_unique<typename Page::Cells>();
+    Cell& cell = (*page_.cells)[c][group_];
+    if (!std::exchange(page_.used[kCells * group_ + c], true)) cell.begin_with(writer(c));
+    return cell;
+  }
+  /// From here on each cell is for itself.
+  void to_cells() {
+    if (std::exchange(page_.split[group_], true) || !used(0)) return;
+    for (std::size_t c = 1; c < kCells; ++c) cell(c).take(cell(0));
+  }
+  /// From here on there is no more to know of `count` cells from c on than who wrote them.
+  void write(std::size_t c, std::size_t count, std::uint32_t number) {
+    for (std::size_t i = kCells * group_ + c; count > 0; ++i, --count)
+      page_.writers[i] = number, page_.used[i] = false;
+  }
+  /// Readers of cell c have to look at it.
+  void look(std::size_t c, std::size_t count) {
+    for (std::size_t i = kCells * group_ + c; count > 0; ++i, --count) page_.writers[i] = kLook;
+  }
+  void join() { page_.split[group_] = false; }
+
+ private:
+  Page& page_;
+  std::size_t group_;
 };
 
 class Races {
@@ -216,6 +299,9 @@ class Races {
                    const void* at) const {
     return {{t, t, order_.now(t), kind, what, where}, at};
   }
+  /// Puts off a read by thread t, and says so, if nothing is wrong with it.
+  bool put_off(std::size_t t, const char* what, const Where& where, Shadow& shadow,
+               std::size_t first, std::size_t bytes);
   /// Notes the access, and says so, if that takes no more than a look at each cell: whoever wrote
   /// it last is known to all, and a write has only reads before it that are. Else nothing is wrong
   /// yet, and touch() has to look.
@@ -236,7 +322,9 @@ class Races {
 
   /// All threads have met that use this memory: whatever they did before is in order before all
   /// that follows.
-  void all_met(Shadow& shadow) const {
+  void all_met(Shadow& shadow) {
+    if (shadow.keeps_reads) note_put_off(shadow);
+    shadow.forget_reads();
     shadow.all_know = static_cast<std::uint32_t>(events_.size() - 1);
     shadow.meetings = (shadow.meetings + 1) % (1u << 28);
   }
@@ -282,14 +370,17 @@ class Races {
     return {0, static_cast<std::uint32_t>(mixed >> 36) << 4 | bytes, Shadow::Threads::one(bit)};
   }
   bool conflicts_with(std::uint32_t before, Access& now, const Shadow& shadow) const;
-  std::optional<Event> conflict(const Shadow& shadow, const Cell& cell, Access& now,
-                                unsigned& bytes, const Event*& same) const;
+  std::optional<Event> conflict(const Shadow& shadow, Shadow::Group& group, std::size_t c,
+                                Access& now, unsigned& bytes, const Event*& same) const;
   std::optional<Event> reading(const Shadow& shadow, const Cell& cell, Access& now,
                                unsigned& bytes) const;
-  const std::string* touch_cell(Access& now, const Memory& memory, Cell& cell, std::size_t begin,
-                                unsigned mask, const Reader& anywhere, const Event*& same);
+  const std::string* touch_cell(Access& now, const Memory& memory, Shadow::Group& group,
+                                std::size_t c, std::size_t begin, unsigned mask,
+                                const Reader& anywhere, const Event*& same);
+  void note_put_off(Shadow& shadow);
+  bool knows_writer(std::size_t t, Shadow& shadow, std::uint32_t number) const;
   void note_read(const Shadow& shadow, Cell& cell, Access& now, Reader reader);
-  static void note_write(Cell& cell, std::uint32_t number, unsigned bytes);
+  static void note_write(Shadow::Group& group, std::size_t c, std::uint32_t number, unsigned bytes);
   bool ordered(const Facts& before, const Facts& now) const;
   bool unfenced(const Facts& before, const Facts& now) const;
   bool one_store(const Facts& before, const Access& now) const;
@@ -321,6 +412,17 @@ class Races {
   // loop comes by them again.
   std::vector<std::array<Recent, kRecent>> recent_;
   std::vector<std::array<Recent, kRecentReads>> recent_reads_;
+  // Of reads that are put off: which instruction, and where.
+  struct Site {
+    const char* what;
+    Where where;
+  };
+  std::vector<Site> sites_;
+  struct RecentSite {
+    std::uint64_t key = 0;
+    std::uint32_t site = 0;
+  };
+  std::array<RecentSite, 1024> recent_sites_;
   std::vector<Fences> fences_;
   std::map<const void*, Meeting> places_;
   std::optional<std::string> never_written_;

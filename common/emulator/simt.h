@@ -33,6 +33,11 @@
 ///   - rounding of the fast functions (__expf and so on): they are as exact as the host's;
 ///   - when a dependent launch begins: it runs after the launch before; what it reads too early is
 ///     found where races between blocks are looked for;
+///   - `__shared__` variables of the other blocks of a cluster: `map_shared` takes dynamic shared
+///     memory alone, and refuses them;
+///   - that a shuffle may read a lane outside of its mask if the value is not used: the emulator
+///     does not see whether it is, and refuses the shuffle;
+///   - `mbarrier.inval`: an address has one mbarrier as long as the block runs;
 ///   - `__shared__` variables of functions that a kernel calls: they are refused at the first
 ///     write;
 ///   - the static shared memory of a program without symbols (`strip`): it starts as 0, all
@@ -155,7 +160,7 @@ struct Grid {
   bool wants_more = false;  ///< the resident blocks spin: perhaps for those that have not started
 };
 
-/// The block that runs now, or null; and the same if somebody wants to know what its threads read.
+/// The block that runs now, or null; and the same if the reads of its threads are looked at.
 inline thread_local constinit Block *running_block = nullptr, *reading_block = nullptr;
 /// The block whose thread begins, until it is in the kernel: what brings it there reads the
 /// kernel's arguments, and is not looked at.
@@ -213,7 +218,7 @@ class Block {
   /// `mbarrier.arrive`, after it was told of `bytes` that copies will bring in this phase.
   void mbarrier_arrive(const char* what, Place place, const void* at, std::size_t bytes);
   /// A copy of `bytes` bytes to `to` in shared memory that the barrier is told of when it is done.
-  /// It is done when the phase could end and somebody waits for that: as late as possible.
+  /// It is done when the phase could end and a thread waits for that: as late as possible.
   /// `source(visit)` calls visit(first, bytes) for what it reads of global memory.
   using Visit = std::function<void(const void* first, std::size_t bytes)>;
   using BlockList = std::function<void(const Visit&)>;
@@ -225,14 +230,21 @@ class Block {
   /// Waits until `there` says yes: for what another block does to global memory.
   void wait_until(const char* what, Place place, const std::function<bool()>& there);
   /// Waits until all lanes of `mask` are here with their operands, which live on their stacks. The
-  /// last one computes the result of every lane: `finish(operands)`, indexed by lane.
+  /// last one computes the result of every lane: `finish(operands)`, indexed by lane. Lanes of
+  /// `mask` that have exited count, and so are waited for, or do not (CUDA C++ Programming Guide,
+  /// "Warp Shuffle Functions", "Synchronization Functions": all non-exited threads named in mask).
+  enum class Exited { count, do_not_count };
   template <class Operands, class Finish>
-  void wait_warp(const char* what, Place place, unsigned mask, Operands& mine, Finish finish) {
-    meet_warp(what, place, mask, &mine, [&](const std::array<void*, kWarpSize>& lanes) {
-      std::array<Operands*, kWarpSize> all{};
-      for (std::size_t l = 0; l < kWarpSize; ++l) all[l] = static_cast<Operands*>(lanes[l]);
-      finish(all);
-    });
+  void wait_warp(const char* what, Place place, unsigned mask, Operands& mine, Finish finish,
+                 Exited exited = Exited::count) {
+    meet_warp(
+        what, place, mask, &mine,
+        [&](const std::array<void*, kWarpSize>& lanes) {
+          std::array<Operands*, kWarpSize> all{};
+          for (std::size_t l = 0; l < kWarpSize; ++l) all[l] = static_cast<Operands*>(lanes[l]);
+          finish(all);
+        },
+        exited);
   }
   /// `__syncwarp`: alone among the collectives it puts accesses to memory in order.
   void wait_syncwarp(Place place, unsigned mask);
@@ -366,6 +378,9 @@ class Block {
     Place place;
     unsigned mask, arrived;
     std::array<void*, kWarpSize> operands;
+    Exited exited;
+    bool orders;  // what the lanes did before it
+    const std::function<void(const std::array<void*, kWarpSize>&)>* finish;  // of one that waits
   };
   struct Named {
     std::size_t count = 0, arrived = 0;
@@ -412,7 +427,12 @@ class Block {
   void make_ready(std::size_t t);
   void poll();
   void meet_warp(const char* what, Place place, unsigned mask, void* mine, const Finish& finish,
-                 bool orders = false);
+                 Exited exited = Exited::count, bool orders = false);
+  std::vector<Collective>::iterator open_collective(std::size_t warp,
+                                                    std::vector<Collective>::iterator which,
+                                                    std::size_t last);
+  bool complete(std::size_t warp, const Collective& c) const;
+  void lane_exited();
   void bring_variables();
   void change_late_warp();
   std::shared_ptr<const Epochs> open_block_barrier();
@@ -432,7 +452,7 @@ class Block {
   void check_registers_given() const;
   std::string barrier_text(const void* at) const;
 
-  // Locals of the thread that runs are nobody else's.
+  // Locals of the thread that runs: no other thread has them.
   bool on_stack(const void* at) const {
     return static_cast<std::size_t>(static_cast<const std::byte*>(at) - stack_) < Stacks::kBytes;
   }
@@ -477,7 +497,7 @@ class Block {
   std::map<const void*, Meeting> shared_words_;  // known to whoever acquires one by an atomic
   // Of each warpgroup, where its wgmma are: the first of its warps says it, the others follow.
   std::vector<std::vector<Place>> products_;
-  std::size_t late_warp_ = ~std::size_t{0};  // no such warp: nobody is late
+  std::size_t late_warp_ = ~std::size_t{0};  // no such warp: none is late
   std::vector<std::size_t> ready_, late_;    // threads that can go on, and those of the late warp
   std::vector<std::size_t> polling_;         // threads that wait for global memory
   std::size_t running_ = 0, exited_ = 0;
@@ -499,12 +519,13 @@ class Block {
   bool internal_ = false;           // the machine itself copies or multiplies
   bool looks_closer_ = false;       // reads outside of dynamic shared memory may matter
   bool watches_registers_ = false;  // of the thread that runs: its locals may be wgmma's operands
-  Races* races_ = nullptr;          // the block's, or the grid's; null: nobody looks for them
+  Races* races_ = nullptr;          // the block's, or the grid's; null: they are not looked for
   std::unique_ptr<Races> own_races_;
   Races::Name shared_name_;
-  Shadow shadow_{false};   // of the variables, then of dynamic shared memory
-  Fiber host_;             // who has called step()
-  std::size_t turns_ = 0;  // left of this step
+  Shadow shadow_{false};                // of the variables, then of dynamic shared memory
+  std::vector<unsigned> exited_lanes_;  // of each warp, a bit each
+  Fiber host_;                          // who has called step()
+  std::size_t turns_ = 0;               // left of this step
 };
 
 /// Runs `kernel` once for every thread of every block. Throws KernelError.

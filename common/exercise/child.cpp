@@ -18,6 +18,7 @@
 #include "exercise/child.h"
 #include "exercise/pipe.h"
 #include "check/operation.h"
+#include "run/schedule.h"
 #include "run/session.h"
 #include "emulator/simt.h"
 
@@ -57,8 +58,7 @@ Reply answer(const Request& r) {
   step.prepare = v->prepare;
   if (!step.launch.on(r.backend)) return Reply::failure(kNoGpuKernel);
 
-  emulator::schedule_seed = r.schedule;
-  emulator::early_copies = r.early_copies;
+  choose_schedule(r.schedule);
   emulator::find_races = true;
   // A workspace that one launch leaves to the next also carries data between CTAs.
   const bool kept = std::ranges::any_of(r.workspaces, &Workspace::saved);

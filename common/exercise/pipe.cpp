@@ -103,7 +103,6 @@ std::string encoded(const Request& r) {
             {"variant", r.variant},
             {"backend", static_cast<int>(r.backend)},
             {"schedule", r.schedule},
-            {"early_copies", r.early_copies},
             {"launches", r.launches},
             {"quiet", r.quiet},
             {"problem", to_json(r.problem)},
@@ -207,7 +206,6 @@ std::optional<Request> read_request(int file) {
   head.at("variant").get_to(r.variant);
   r.backend = static_cast<Backend>(head.at("backend").get<int>());
   head.at("schedule").get_to(r.schedule);
-  head.at("early_copies").get_to(r.early_copies);
   head.at("launches").get_to(r.launches);
   head.at("quiet").get_to(r.quiet);
   r.problem = problem(head.at("problem"));
@@ -369,8 +367,7 @@ Reply StudentProcess::ask(Request request) {
     return gone("");
   if (!reply.message.empty()) return Reply::failure(one_line(reply.message));
   if (count < 0 || count > most_bytes(request) || count != request.expected().value_or(count))
-    return gone(
-        fmt::format("gave {} bytes where the outputs have {}", count, most_bytes(request)));
+    return gone(fmt::format("gave {} bytes where the outputs have {}", count, most_bytes(request)));
   reply.bytes.resize(static_cast<std::size_t>(count));
   if (!receive(reply.bytes.data(), reply.bytes.size())) return gone("");
   return reply;

@@ -32,7 +32,6 @@ struct Request {
   std::string variant;  ///< version in the program
   Backend backend = Backend::emulated;
   uint64_t schedule = 0;  ///< seed of the emulator's schedule
-  bool early_copies = false;
   int launches = 2;  ///< for a step with a workspace that one launch leaves to the next
   bool quiet = false;  ///< hides the kernel's output from now on
   /// Its seed is set for dropout only: a kernel must not know how its inputs were drawn.

@@ -157,12 +157,21 @@ __global__ void continue_kernel(float* gOut, [[maybe_unused]] int planted) {
   if (fault != kNoDependencyWait) wait_for_launch_before();
   gOut[i] = 2 * gOut[i] + 1;
 }
+__global__ void wait_kernel(bool waits) {
+  if (waits) wait_for_launch_before();
+}
 Status two_launches(const KernelArguments& args) {
   auto* const out = static_cast<float*>(args.out);
   if (const Status status =
           launch_kernel(fill_kernel, dim3(args.grid[0]), dim3(64), 0, nullptr, out);
       !status.ok())
     return status;
+  if (args.mode == kThirdLaunch || args.mode == kNoWaitBetween)
+    if (const Status status =
+            launch_kernel(LaunchAttributes{1, true}, wait_kernel, dim3(args.grid[0]), dim3(64), 0,
+                          nullptr, args.mode == kThirdLaunch);
+        !status.ok())
+      return status;
   return launch_kernel(LaunchAttributes{1, true}, continue_kernel, dim3(args.grid[0]), dim3(64), 0,
                        nullptr, out, args.mode);
 }

@@ -83,7 +83,10 @@ enum ClusterFault {
   kBlockBarrierAlone,
   kNoWaitForPeer,
   kNoClusterSyncAtEnd,
-  kNoDependencyWait
+  kNoDependencyWait,
+  // No faults of their own: a launch between the two waits for the first one, or does not.
+  kThirdLaunch,
+  kNoWaitBetween
 };
 /// Floats of a row of them.
 inline constexpr unsigned kBulkRow = 256;

@@ -83,7 +83,7 @@ TEST_CASE("cp_async without a commit never lands", "[emulator]") {
       launch_with_seed(1, copy_uncommitted, dim3(1), dim3(1), in.data(), out.data());
   CHECK(out == std::vector<uint32_t>(4, 0xEEEEEEEE));
   CHECK(status.message ==
-        "thread (0,0,0) of block (0,0,0) ends with cp_async copies without cp_async_wait");
+        "thread (0,0,0) of block (0,0,0) ends with cp_async copies without cp_async_commit");
 }
 
 }  // namespace

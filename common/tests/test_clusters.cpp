@@ -128,7 +128,7 @@ TEST_CASE("bulk copies and reductions, and what is missing around them", "[hoppe
     for (const unsigned blocks : {1u, 3u, 8u})
       CHECK(says(races, "", [=] { return bulk_sum(kEmulated, blocks); }) == 8);
   const auto fault = [](ClusterFault f) { return [f] { return bulk_sum(kEmulated, 3, f); }; };
-  CHECK(says(false, "ends before anybody has waited for copies to shared memory",
+  CHECK(says(false, "ends before a thread has waited for copies to shared memory",
              fault(kNoWaitForBulk)) +
             says(false, "element ", fault(kNoWaitForBulk)) >=
         8);
@@ -153,7 +153,7 @@ TEST_CASE("blocks of a cluster use each other's shared memory", "[hopper][cluste
   CHECK(says(true, "with no fence_proxy_async between", fault(kNoFenceBeforeBulk)) == 8);
   CHECK(says(true, "race: ", fault(kNoWaitForPeer)) == 8);
   // Peers that do not run yet, or have ended.
-  CHECK(says(true, "on a barrier that nobody has initialised", fault(kBlockBarrierAlone)) +
+  CHECK(says(true, "on a barrier that no thread has initialised", fault(kBlockBarrierAlone)) +
             says(true, "race: ", fault(kBlockBarrierAlone)) ==
         8);
   const int ends_early = says(false, "ends in the middle of a phase", fault(kNoClusterSyncAtEnd)) +
@@ -177,6 +177,14 @@ TEST_CASE("a dependent launch waits before it reads what the launch before wrote
   const auto fault = [] { return two_launches(kEmulated, kNoDependencyWait); };
   CHECK(says(true, "of the launch before at tests/cluster_kernels.cu:", fault) == 8);
   CHECK(says(true, "with no wait_for_launch_before between", fault) == 8);
+}
+
+TEST_CASE("a dependent launch knows of a launch two before if the one between has waited",
+          "[hopper][clusters]") {
+  CHECK(says(true, "", [] { return two_launches(kEmulated, kThirdLaunch); }) == 8);
+  // The third one waits for the second alone, which has written nothing.
+  CHECK(says(true, "with no wait_for_launch_before between",
+             [] { return two_launches(kEmulated, kNoWaitBetween); }) == 8);
 }
 
 TEST_CASE("bulk copies, clusters and dependent launches (GPU)", "[hopper][clusters][gpu]") {

@@ -134,7 +134,7 @@ TEST_CASE("what keeps copies and products apart is missed when it is left out", 
     emulator::early_copies = false;
     return count;
   };
-  const std::string unawaited = "ends before anybody has waited for copies to shared memory";
+  const std::string unawaited = "ends before a thread has waited for copies to shared memory";
   CHECK(found(kNoWaitForCopy, {"", unawaited}) == 8);
   CHECK(found(kNoWaitForReader, {"", "waits in mbarrier_wait at tests/hopper_kernels.cu:"}) >= 4);
   CHECK(found(kWrongPhase,

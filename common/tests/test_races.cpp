@@ -234,7 +234,7 @@ TEST_CASE("a barrier in shared memory is memory: who uses it has to know of its 
     CHECK(message(seed, 0, dim3(1), dim3(64), arrive_early, true) == "");
     const std::string said = message(seed, 0, dim3(1), dim3(64), arrive_early, false);
     INFO(said);
-    if (has(said, "on a barrier that nobody has initialised")) continue;
+    if (has(said, "on a barrier that no thread has initialised")) continue;
     ++races;
     CHECK(has(said, " of all of block (0,0,0) was written by mbarrier_init of thread (0,0,0) at " +
                         place(kInits)));

@@ -1,7 +1,9 @@
 /// \file
 /// Errors that break a kernel on a GPU, which the emulator refuses with one line: what, where, why.
+#include <atomic>
 #include <cmath>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "attn/kernel.h"
@@ -67,8 +69,19 @@ __global__ void multiply(unsigned warps, float* out) {
   out[0] = d[0][0];
 }
 
+__global__ void initialise(int times) {
+  if (threadIdx.x != 0) return;
+  for (int i = 0; i < times; ++i) mbarrier_init(&dynamic_shared<Storage>().barrier, 1);
+}
+// 1: begins, and ends when 2 has begun. 2: begins, and reads from `at` when it is told to.
+__global__ void meet_host(std::atomic<int>* step, int which, const int* at) {
+  if (threadIdx.x != 0) return;
+  *step = which;
+  while (*step < which + 1) std::this_thread::yield();
+  if (at) *step = *at;
+}
 // An MMA whose shared-memory operand is written by ordinary code. fault 1: no fence; 2: its
-// accumulators are read, 3: its register operand is written, while it is in flight.
+// accumulators are read, 3: its register operand is written, while it is in flight; 4: no commit.
 __global__ void multiply_in_flight(int fault, float* out) {
   auto& smem = dynamic_shared<Storage>();
   float d[8][4] = {};
@@ -79,7 +92,7 @@ __global__ void multiply_in_flight(int fault, float* out) {
   uint32_t a[4] = {};
   wgmma_fence();
   wgmma<__half, false>(d, a, tile, false);
-  wgmma_commit();
+  if (fault != 4) wgmma_commit();
   if (fault == 2) out[threadIdx.x] = d[1][2];
   if (fault == 3) a[threadIdx.x % 4] = 7;
   wgmma_wait<0>(d);
@@ -222,7 +235,37 @@ TEST_CASE("what a product in flight has is not touched before its wait", "[emula
   CHECK(has(read, "before its wgmma_wait"));
   CHECK(
       has(message(multiply_in_flight, 128, 3, out.data()), " writes a register of an operand at "));
+  const std::string uncommitted = message(multiply_in_flight, 128, 4, out.data());
+  CHECK(has(uncommitted, " has: it has no wgmma_commit, so that no wgmma_wait is for it"));
+  looks_for_races = false;
+  CHECK(
+      has(message(multiply_in_flight, 128, 4, out.data()), "ends with wgmma without wgmma_commit"));
+  looks_for_races = true;
 }
+
+TEST_CASE("an mbarrier is initialised once", "[emulator][refusals]") {
+  CHECK(message(initialise, 32, 1) == "");
+  const std::string said = message(initialise, 32, 2);
+  CHECK(has(said, "calls mbarrier_init at tests/test_refusals.cpp:"));
+  CHECK(has(said, "again: PTX leaves undefined what happens to a barrier that is in use"));
+}
+
+#ifndef ATTN_ASAN  // AddressSanitizer has a handler of its own
+TEST_CASE("an address that is not mapped is named in whichever thread of the host",
+          "[emulator][refusals]") {
+  // The first thread sets the handler, and ends while the kernel of the second one runs.
+  std::atomic<int> step = 0;
+  std::string said;
+  std::thread first([&] { message(meet_host, 32, &step, 1, nullptr); });
+  while (step != 1) std::this_thread::yield();
+  std::thread second(
+      [&] { said = message(meet_host, 32, &step, 2, reinterpret_cast<int*>(0x7000'0000'0000)); });
+  first.join();
+  step = 3;
+  second.join();
+  CHECK(has(said, "accesses memory that is no buffer's"));
+}
+#endif
 
 TEST_CASE("each warp of a wgmma has to know of what it reads", "[emulator][refusals]") {
   std::vector<float> out(128);

@@ -2,6 +2,7 @@
 /// Every step under many schedules: correct results and no races, in shared memory and between
 /// blocks. Linked into every chapter's tests.
 #include <cstdlib>
+#include <iostream>
 #include <map>
 #include <set>
 #include <string>
@@ -26,7 +27,12 @@ struct FindRaces {
 constexpr std::uint64_t kSchedules = 3;
 std::uint64_t schedules() {
   const char* const text = std::getenv("ATTN_SCHEDULES");
-  return text ? std::strtoull(text, nullptr, 10) : kSchedules;
+  if (!text) return kSchedules;
+  char* end = nullptr;
+  const std::uint64_t n = std::strtoull(text, &end, 10);
+  if (n > 0 && *end == '\0' && *text != '-') return n;
+  std::cerr << "ATTN_SCHEDULES=" << text << ": how many schedules, at least 1\n";
+  std::exit(2);
 }
 
 // Every fifth problem, from the third on, has more tiles than persistent kernels have CTAs.
