@@ -195,28 +195,30 @@ void Block::end_phase(Block& owner, MBarrier& barrier) {
   for (std::size_t t : barrier.take_waiting()) owner.make_ready(t);
 }
 
+// A thread that waits keeps this frame: it is small, and what few need is elsewhere.
 void Block::meet_warp(const char* what, Place place, unsigned mask, void* mine,
                       const Finish& finish, Exited exited, bool orders) {
   leave_if_failed();
   const std::size_t warp = running_ / kWarpSize;
   mask &= full_mask();
   if (!(mask >> lane() & 1)) fail(what, place, "with a mask that does not name its lane");
-  std::vector<Collective>& open = warps_[warp];
   // Lanes of a smaller mask may meet while the rest already waits for them further on. What can
   // never end is two lanes that wait for each other in different places. Only __syncwarp may stand
   // in several.
+  std::vector<Collective>& open = warps_[warp];
   auto it = std::find_if(open.begin(), open.end(), [&](const Collective& c) {
     return c.mask == mask && (orders || c.place == place) &&
            (c.what == what || std::strcmp(c.what, what) == 0);
   });
-  if (it == open.end()) {
+  const auto begin = [&]() __attribute__((noinline)) {
     for (const Collective& c : open)
       if ((c.mask >> lane() & 1) && (c.arrived & mask))
         fail(what, place,
              std::string("while a lane of its warp waits in ") + c.what + " at " + c.place.text() +
                  ": a divergent warp");
-    it = open.insert(open.end(), Collective{what, place, mask, 0, {}, exited, orders, nullptr});
-  }
+    return open.insert(open.end(), Collective{what, place, mask, 0, {}, exited, orders, nullptr});
+  };
+  if (it == open.end()) it = begin();
   it->operands[lane()] = mine;
   it->arrived |= 1u << lane();
   it->finish = &finish;
@@ -230,10 +232,9 @@ bool Block::complete(std::size_t warp, const Collective& c) const {
 }
 
 // All lanes are there; `last` runs, the others wait. What is behind it.
-std::vector<Block::Collective>::iterator Block::open_collective(
+[[gnu::noinline]] std::vector<Block::Collective>::iterator Block::open_collective(
     std::size_t warp, std::vector<Collective>::iterator which, std::size_t last) {
-  const Collective c = *which;
-  const auto behind = warps_[warp].erase(which);
+  const Collective& c = *which;
   Meeting meeting;
   for (std::size_t l = 0; l < kWarpSize; ++l) {
     if (!(c.arrived >> l & 1)) continue;
@@ -247,7 +248,7 @@ std::vector<Block::Collective>::iterator Block::open_collective(
   }
   const Internal internal(internal_);
   (*c.finish)(c.operands);
-  return behind;
+  return warps_[warp].erase(which);
 }
 
 // The thread that runs has exited: perhaps others of its warp have waited for that.
