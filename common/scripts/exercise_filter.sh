@@ -31,7 +31,8 @@ if [[ $what = object ]]; then
   # The emulator itself, behind the CUDA names: the text may not name it (`emulator`, `Block::`).
   runtime+='|_ZN4attn8shape_of.*|_ZNK4attn7Problem8tokens_[qk]Ev'
   # For steps with masks of their own: owner of a list, the mask's index, the number of SMs.
-  runtime+='|_ZN4attn(8lists_of|12list_strides)ERKNS_7ProblemE|_ZN4attn(8gpu_info|12this_machine)Ev|__dynamic_cast'
+  runtime+='|_ZN4attn(8lists_of|12list_strides)ERKNS_7ProblemE|__dynamic_cast'
+  runtime+='|_ZN4attn(8gpu_info|12this_machine)Ev'
   runtime+='|_ZT[ISV]N4attn(7KeyMask|9BlockMask|12SlidingTiles|15ColumnIntervals)E'
   runtime+='|_ZNK?4attn8emulator(5Block|8run_grid|12mma_m16n8k16|5wgmma).*'
   # Library calls of an unoptimised build, for debugging.
