@@ -109,14 +109,14 @@ class Backward {
 
     // O was rounded in the forward pass, and so was the P behind it. That shifts D by one random
     // error per row, and with it all dS of the row; where queries are equal, also all dS of a key.
-    // `low` is one other sample of that rounding and says little about its size, so three standard
-    // deviations are always allowed. In addition, dP and D are float32 sums, and each of them may
-    // cancel internally, not only against the other.
+    // `low` is one other sample of that rounding and says little about its size, so five standard
+    // deviations are always allowed: one row in two million has more. In addition, dP and D are
+    // float32 sums, and each of them may cancel internally, not only against the other.
     const Eigen::VectorXd terms = ((dod.array() * o.array()).matrix().rowwise().squaredNorm() +
                                    (exact.p.array() * dp.array()).matrix().rowwise().squaredNorm())
                                       .cwiseSqrt();
     const Eigen::VectorXd d_error =
-        std::abs(scale) * (3 * rounding_error(p.dtype) * terms +
+        std::abs(scale) * (5 * rounding_error(p.dtype) * terms +
                            4 * 0x1p-24 * dod.rowwise().norm().cwiseProduct(o.rowwise().norm()));
     const Matrix p_of_d = through_slopes(exact.p, exact);
     const Eigen::VectorXd dq_of_o = d_error.cwiseProduct((p_of_d * kd).rowwise().norm());

@@ -225,6 +225,13 @@ void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
     CodeKeys code(a.root);
     if (unchanged(code)) record(a.folder, code, a.unit, a.name, a.file, a.options, measured());
   });
+  CLI::App* merge_command =
+      command("merge", "takes over what verify_on_gpu.sh measured into another folder (--out)");
+  merge_command->add_option("FROM", a.file, "the other folder")->required();
+  merge_command->callback([&a] {
+    CodeKeys code(a.root);
+    merge(a.folder, code, a.file);
+  });
   CLI::App* rename_command = command(
       "rename",
       "renames steps of a chapter in all lines, with new checksums; what was measured stays");

@@ -219,6 +219,46 @@ void finish(const fs::path& folder, CodeKeys& code, const Unit& unit, const std:
   write_parts(folder, parts);
 }
 
+void merge(const fs::path& folder, CodeKeys& code, const fs::path& from) {
+  for (const std::string& name : containers(from))
+    for (const EvidenceLine& line : read_lines(from / name))
+      if (!line.intact())
+        throw InputError(fmt::format("{}: {}: was edited", (from / name).string(), line.name));
+  const std::map<std::string, json> measured = read_parts(from);
+  for (const std::string& name : containers(from)) {
+    const std::string part = part_of(name);
+    // a problem and, except for peers, a step
+    const auto identity = [&](const EvidenceLine& line) {
+      const json j = line.json();
+      return line.name + " " +
+             (part == "times"   ? step_of(j)
+              : part == "peers" ? j.value("options", kUnknown)
+                                : "");
+    };
+    // As in record(): peers of a problem that was not recorded make way for any of the document.
+    std::set<std::string> fresh;
+    for (const EvidenceLine& line : read_lines(from / name)) {
+      fresh.insert(identity(line));
+      if (part == "peers") fresh.insert(line.name + " " + kUnknown);
+    }
+    replace_lines(folder / name, read_lines(from / name), part, code.problems(chapter_of(name)),
+                  [&](const EvidenceLine& line) { return fresh.contains(identity(line)); });
+  }
+  std::map<std::string, json> parts = read_parts(folder);
+  for (const auto& [name, part] : measured) {
+    const bool taken = part.at("verdict") == "passed" || !parts.contains(name);
+    if (taken) parts[name] = part;
+    std::vector<std::string> logs;
+    for (const auto& [file, sum] : parts[name].at("files").items())
+      if (!file.ends_with(".jsonl") && !file.ends_with(".counters.csv")) logs.push_back(file);
+    if (taken)
+      for (const std::string& log : logs)
+        fs::copy_file(from / log, folder / log, fs::copy_options::overwrite_existing);
+    parts[name]["files"] = digests(folder, unit_of(name), logs);
+  }
+  write_parts(folder, parts);
+}
+
 std::vector<std::string> edited_evidence(const fs::path& folder) {
   if (!fs::exists(folder / kParts))
     throw InputError(fmt::format("{}: has no {}", folder.string(), kParts));

@@ -35,6 +35,12 @@ void record(const std::filesystem::path& folder, CodeKeys&, const Unit&, const s
 void finish(const std::filesystem::path& folder, CodeKeys&, const Unit&, const std::string& verdict,
             int seconds, const std::vector<std::string>& logs, const nlohmann::json& measured);
 
+/// Takes over what was measured into another folder, on another GPU or in an interrupted run: a
+/// line replaces that of the same problem and step, and a part that passed there with its logs.
+/// A part that did not pass keeps its verdict here. Throws InputError, and changes nothing, if a
+/// line was edited.
+void merge(const std::filesystem::path& folder, CodeKeys&, const std::filesystem::path& from);
+
 /// A step's old and new name.
 struct Renamed {
   std::string from, to;

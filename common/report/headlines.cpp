@@ -52,7 +52,8 @@ Ratios read_ratios(const fs::path& folder, const std::string& name) {
   r.titles = {{"flash", "FlashAttention-2 (PyTorch), called"},
               {"flash graph", "FlashAttention-2 (PyTorch), as a graph"},
               {"cudnn", "cuDNN, called"},
-              {"cudnn graph", "cuDNN, as a graph"}};
+              {"cudnn graph", "cuDNN, as a graph"},
+              {"flex", "FlexAttention (PyTorch), called"}};
   r.problems = j.at("problems").size();
   for (const json& p : j.at("problems"))
     for (const json& ratio : p.value("ratios", json::array()))

@@ -82,8 +82,9 @@ Through through_of(const fs::path& folder, const std::string& text) {
       !std::getline(stream, other))
     throw InputError(fmt::format("through={}: must be PEER:DOCUMENT:LIBRARY", text));
   const json j = read_json(folder / (document + ".json"));
-  if (!j.at("peers").contains(other))
-    throw InputError(fmt::format("through={}: {} has no {}", text, document, other));
+  for (const std::string& name : {through.peer, other})
+    if (!j.at("peers").contains(name))
+      throw InputError(fmt::format("through={}: {} has no {}", text, document, name));
   through.label = fmt::format("x {} through {}", j.at("peers").at(other).get<std::string>(),
                               j.at("peers").at(through.peer).get<std::string>());
   for (const json& row : j.at("rows")) {  // "bwd d64c n512"

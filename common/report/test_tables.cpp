@@ -81,6 +81,19 @@ TEST_CASE("a mean names all lengths that it is of, and those that are missing") 
       "| 128 | forward | 512, 1024 | 4.00 (2.00 .. 8.00) | 0.50 (0.50 .. 0.50) of 1 lengths |");
   CHECK(reports.table("means p step=v7 peers=flash").find("cudnn |") == std::string::npos);
   has(reports.refusal("means p"), "needs step=NAME");
+
+  // A library that ran elsewhere beside flash: 8 times flash, which takes twice as long as it.
+  reports.write(
+      "o", json{{"schema", "attn-others-1"},
+                {"peers", {{"flash", "FlashAttention-2"}, {"fa3", "FlashAttention-3"}}},
+                {"rows", {{{"name", "fwd d128 n1024"}, {"us", {{"flash", 200}, {"fa3", 100}}}}}}});
+  const std::string far = reports.table("means p step=v7 peers=flash through=flash:o:fa3");
+  has(far, "| x flash | x FlashAttention-3 through FlashAttention-2 |");
+  has_line(
+      far,
+      "| 128 | forward | 512, 1024 | 4.00 (2.00 .. 8.00) | 4.00 (4.00 .. 4.00) of 1 lengths |");
+  has(reports.refusal("means p step=v7 through=flash:o:fa4"), "o has no fa4");
+  has(reports.refusal("means p step=v7 through=flash"), "must be PEER:DOCUMENT:LIBRARY");
   has(reports.refusal("means p step=v9"), "has no such ratio");
 }
 
@@ -310,7 +323,7 @@ TEST_CASE("a table of ratios: rate, median and quartiles of each peer, - where t
   has_line(all, "| B=1 Hq=16 Hkv=16 N=1024 d=128 bf16 | `v4` | 100.0 | 0.40 (0.39 .. 0.41) |");
   has(reports.refusal("ratios p step=v9"), "has no such ratio");
   has(reports.refusal("ratios p steps=v7"),
-      "steps=v7: must be a file, step=NAME or peers=NAME,NAME");
+      "steps=v7: must be a file, step=NAME, peers=NAME,NAME or through=PEER:DOCUMENT:LIBRARY");
 
   // Problems on rows, from two files; a step that refuses a problem keeps its row.
   const auto rows = [&](const char* name, int64_t cols, double s) {
@@ -371,7 +384,7 @@ TEST_CASE("a table of traffic: the model beside ncu") {
       "==profile.sh== problem: forward B=1 Hq=16 Hkv=16 seqlen_q=2048 seqlen_k=2048 d=128 ";
   counted("v7", line + "bf16 inputs=random seed=3\n", {21e9});
   counted("b2", "", {3e9, 9e9});  // has no problem; only its second launch has a model
-  counted("v2", "", {3e9});  // one launch, two phases: ambiguous
+  counted("v2", "", {3e9});       // one launch, two phases: ambiguous
   const std::string text = reports.table("traffic t 03_flash_v1 v7,b2,v2");
   has(text,
       "NVIDIA H200, forward B=1 Hq=16 Hkv=16 seqlen_q=2048 seqlen_k=2048 d=128 bf16 "
