@@ -355,9 +355,11 @@ class Run {
   }
 
   const std::vector<Expected>& expected(const Step& step) {
-    if (expected_.empty() || step.logical) {
+    const std::string inputs = step.logical ? step.name : "";  // a step with inputs of its own
+    if (expected_.empty() || expected_of_inputs_ != inputs) {
       const Progress progress("the reference, in double precision");
       expected_ = expected_of(step, problem(), inputs_, selection());
+      expected_of_inputs_ = inputs;
     }
     return expected_;
   }
@@ -521,6 +523,7 @@ class Run {
   RunResult result_;
   HostTensors inputs_, originals_;
   std::vector<Expected> expected_, expected_of_originals_;
+  std::string expected_of_inputs_;  // the step whose own inputs expected_ is of, if it has any
   std::optional<GpuTimer> timer_;
   double busy_s_ = 0;  // GPU time of the previously timed step
   bool failed_ = false, device_failed_ = false;
