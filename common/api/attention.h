@@ -3,9 +3,12 @@
 /// emulator.
 ///
 /// This header is C; a small C++ layer follows at the end. Every call works on raw device pointers
-/// (host pointers for the emulator) and a stream. No call allocates device memory, synchronises, or
-/// ends the program. A call that fails returns a code, launches nothing, and leaves one line in
-/// attn_last_error(): what is wrong, where, and what is accepted.
+/// (host pointers for the emulator) and a stream. No call allocates device memory or ends the
+/// program, and attn_run never synchronises; attn_prepare may block the host while it copies a
+/// schedule. A call that fails returns a code and leaves one line in attn_last_error(): what is
+/// wrong, where, and what is accepted. A refused call (INVALID_VALUE, UNSUPPORTED, WORKSPACE)
+/// launches nothing; after DEVICE_ERROR or KERNEL_ERROR outputs and workspace are undefined. Errors
+/// of kernels that run asynchronously are reported by later calls of CUDA.
 ///
 /// The order of calls, each of which may be repeated:
 ///
@@ -17,7 +20,8 @@
 ///     attn_run(plan, &t, workspace, bytes, stream);      // may be captured in a CUDA graph
 ///     attn_plan_destroy(plan);
 ///
-/// or attn_forward(&p, &t, workspace, bytes, stream), which does all of it.
+/// or attn_forward(&p, &t, workspace, bytes, stream), which does all of it. Only attn_run may be
+/// captured in a CUDA graph: the others copy from host memory that does not outlive the plan.
 #ifndef ATTN_ATTENTION_H
 #define ATTN_ATTENTION_H
 
@@ -68,7 +72,8 @@ typedef struct attn_problem {
   int64_t seqlen_q; /**< queries per sequence; of the longest if `packed` */
   int64_t seqlen_k; /**< keys per sequence, or room for them; of the longest if `packed` */
   int64_t head_dim; /**< d */
-  int32_t causal;   /**< 1: query i sees keys j <= i + seqlen_k - seqlen_q */
+  int32_t causal;   /**< 1: key j is visible to query i if j <= i + Nk - Nq, lengths of this
+                         sequence (seqused_k, cu_seqlens, or seqlen) */
   int64_t window_left, window_right; /**< visible keys on each side of the diagonal; -1: no limit */
   double softmax_scale;              /**< 0: 1 / sqrt(head_dim) */
   double softcap;                    /**< scores become softcap * tanh(score / softcap); 0: off */
@@ -85,8 +90,8 @@ typedef struct attn_problem {
   const int64_t *lengths_q, *lengths_k;
 
   int64_t page_size, num_pages, max_pages; /**< paged operations: tokens per page, pages of the
-                                              pool, columns of the page table; seqlen_k is set to
-                                              page_size * max_pages */
+                                              pool, columns of the page table; seqlen_k is
+                                              ignored, page_size * max_pages is used */
   /** The page table on the host, [batch, max_pages], as at the time of the plan; may be null. Steps
      that read a shared prefix once need it. */
   const int32_t* host_page_table;
@@ -104,7 +109,8 @@ typedef struct attn_tensor {
   int64_t stride_batch, stride_head, stride_row;
 } attn_tensor;
 
-/** The tensors of a call. Those that an operation does not have are ignored.
+/** The tensors of a call. Those that an operation does not have are ignored; all others must be
+    given. Outputs are overwritten. Fully masked rows: O = 0, lse = -inf, dQ = 0.
     | operation | reads | writes |
     |---|---|---|
     | forward, quantised_forward | q k v | o lse |
@@ -162,11 +168,12 @@ ATTN_API const char* attn_plan_step(const attn_plan* plan);
     null. */
 ATTN_API int attn_plan_prepare_reads_tensors(const attn_plan* plan);
 /** Makes a workspace ready for runs of this plan, in `stream`. After it only runs of this plan may
-    write to the workspace. */
+    write to the workspace. Whether a workspace was prepared is known by its address: after the
+    memory was used otherwise, prepare again. Order prepare and run if their streams differ. */
 ATTN_API attn_status attn_prepare(attn_plan* plan, const attn_tensors* tensors, void* workspace,
                                   size_t workspace_bytes, void* stream);
-/** Launches in `stream`. May be captured in a CUDA graph; tensors that are contiguous then may
-    change their contents, and seqused_k its lengths, between replays. */
+/** Launches in `stream`. May be captured in a CUDA graph: addresses are fixed by the capture;
+    contents of tensors, and the lengths in seqused_k, may change between replays. */
 ATTN_API attn_status attn_run(attn_plan* plan, const attn_tensors* tensors, void* workspace,
                               size_t workspace_bytes, void* stream);
 ATTN_API void attn_plan_destroy(attn_plan* plan);

@@ -110,8 +110,9 @@ class Backward {
     // O was rounded in the forward pass, and so was the P behind it. That shifts D by one random
     // error per row, and with it all dS of the row; where queries are equal, also all dS of a key.
     // `low` is one other sample of that rounding and says little about its size, so five standard
-    // deviations are always allowed: one row in two million has more. In addition, dP and D are
-    // float32 sums, and each of them may cancel internally, not only against the other.
+    // deviations, of the largest that the rounding may have, are always allowed: with normal errors
+    // at most one row in 1.7 million has more. In addition, dP and D are float32 sums, and each of
+    // them may cancel internally, not only against the other.
     const Eigen::VectorXd terms = ((dod.array() * o.array()).matrix().rowwise().squaredNorm() +
                                    (exact.p.array() * dp.array()).matrix().rowwise().squaredNorm())
                                       .cwiseSqrt();

@@ -12,16 +12,18 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
-/// Blocks of the dependent launch may start when all blocks of this one have called it, or ended.
-/// It promises nothing about memory.
+/// The dependent grid may start once every block of this grid has executed this (one thread is
+/// enough) or ended; without it, at the end of the grid. It gives no visibility of memory.
 __device__ __forceinline__ void launch_dependents() {
 #ifndef ATTN_EMULATED
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-/// Waits until the launch before has ended and all that it wrote is visible. Before it, nothing may
-/// be read that the launch before writes, and nothing written that it reads or writes.
+/// Waits until the previous grid has completed and its writes are visible. Before it, nothing may
+/// be read that the previous grid writes, and nothing written that it reads or writes. Every thread
+/// of a dependent kernel executes it, even if it reads nothing: otherwise the end of this kernel
+/// does not imply the end of the previous one. Without the launch attribute it returns at once.
 __device__ __forceinline__ void wait_for_launch_before() {
 #ifdef ATTN_EMULATED
   emulator::Block::current().grid_dependency_wait();

@@ -219,35 +219,65 @@ void finish(const fs::path& folder, CodeKeys& code, const Unit& unit, const std:
   write_parts(folder, parts);
 }
 
+// Throws InputError if a line, a file or a checksum of the folder was edited.
+void require_unedited(const fs::path& folder) {
+  for (const std::string& wrong : edited_evidence(folder))
+    if (wrong.ends_with("was edited") || wrong.ends_with("measured") || wrong.ends_with("a file"))
+      throw InputError(fmt::format("{}: {}; nothing was merged", folder.string(), wrong));
+}
+
 void merge(const fs::path& folder, CodeKeys& code, const fs::path& from) {
-  for (const std::string& name : containers(from))
-    for (const EvidenceLine& line : read_lines(from / name))
-      if (!line.intact())
-        throw InputError(fmt::format("{}: {}: was edited", (from / name).string(), line.name));
+  if (fs::equivalent(folder, from))
+    throw InputError(fmt::format("{}: cannot be merged into itself", folder.string()));
+  require_unedited(folder);
+  require_unedited(from);
   const std::map<std::string, json> measured = read_parts(from);
+  std::map<std::string, json> parts = read_parts(folder);
   for (const std::string& name : containers(from)) {
-    const std::string part = part_of(name);
+    const Unit unit{part_of(name), chapter_of(name)};
     // a problem and, except for peers, a step
     const auto identity = [&](const EvidenceLine& line) {
       const json j = line.json();
       return line.name + " " +
-             (part == "times"   ? step_of(j)
-              : part == "peers" ? j.value("options", kUnknown)
-                                : "");
+             (unit.part == "times"   ? step_of(j)
+              : unit.part == "peers" ? j.value("options", kUnknown)
+                                     : "");
     };
-    // As in record(): peers of a problem that was not recorded make way for any of the document.
-    std::set<std::string> fresh;
+    const auto current = [&](const EvidenceLine& line) {
+      const json keys = line.json().value("keys", json::object());
+      const json kernels = keys.value("kernel", json::object()),
+                 launches = keys.value("launch", json::object());
+      if (keys.value("method", "") != code.method(unit.part)) return false;
+      for (const auto& [step, key] : kernels.items())
+        if (key != code.kernel(unit.chapter, step)) return false;
+      for (const auto& [step, key] : launches.items())
+        if (key != code.launch(unit.chapter, step)) return false;
+      return true;
+    };
+    std::map<std::string, bool> here;
+    for (const EvidenceLine& line : read_lines(folder / name)) here[identity(line)] = current(line);
+    std::vector<EvidenceLine> fresh;
+    std::set<std::string> replaced;
     for (const EvidenceLine& line : read_lines(from / name)) {
-      fresh.insert(identity(line));
-      if (part == "peers") fresh.insert(line.name + " " + kUnknown);
+      const std::string id = identity(line);
+      if (const auto old = here.find(id); old != here.end() && old->second && !current(line))
+        continue;
+      fresh.push_back(line);
+      replaced.insert(id);
+      // As in record(): peers of problems that were not recorded make way, if the part is complete.
+      if (unit.part == "peers" && measured.at(name_of(unit)).at("verdict") == "passed")
+        replaced.insert(line.name + " " + kUnknown);
     }
-    replace_lines(folder / name, read_lines(from / name), part, code.problems(chapter_of(name)),
-                  [&](const EvidenceLine& line) { return fresh.contains(identity(line)); });
+    replace_lines(folder / name, std::move(fresh), unit.part, code.problems(unit.chapter),
+                  [&](const EvidenceLine& line) { return replaced.contains(identity(line)); });
   }
-  std::map<std::string, json> parts = read_parts(folder);
   for (const auto& [name, part] : measured) {
     const bool taken = part.at("verdict") == "passed" || !parts.contains(name);
-    if (taken) parts[name] = part;
+    if (taken)
+      parts[name] = part;
+    else
+      parts[name]["merged"] = {{"verdict", part.at("verdict")},
+                               {"measured", part.value("measured", json::object())}};
     std::vector<std::string> logs;
     for (const auto& [file, sum] : parts[name].at("files").items())
       if (!file.ends_with(".jsonl") && !file.ends_with(".counters.csv")) logs.push_back(file);

@@ -8,31 +8,57 @@
 
 using namespace attn::report;
 using namespace attn::report::test;
+using Catch::Matchers::Contains;
 
 TEST_CASE("what was measured into another folder is taken over, and nothing else", "[evidence]") {
   Project project, other;  // the same sources
+  project.times("01_first.n128", 4);
+  const auto lines = [&] { return read_lines(project.reports / "01_first.forward.jsonl"); };
+  const auto texts = [&](const std::string& name) {
+    std::string all;
+    for (const EvidenceLine& line : lines())
+      if (line.name == name) all += line.text + "\n";
+    return all;
+  };
+  const std::string kept = texts("01_first.n128"), old = texts("01_first.n64");
   other.write("result.json", other.results(4, 9.5));
   CodeKeys code(project.root);
-  const fs::path elsewhere = other.reports;
-  record(elsewhere, code, {"times", "01_first"}, "01_first.n64", other.root / "result.json",
+  record(other.reports, code, {"times", "01_first"}, "01_first.n64", other.root / "result.json",
          {"--seqlen 64"}, {{"commit", "4567"}, {"gpu", "a GPU"}});  // the part was interrupted
   other.log("sanitizer", "all clean\n");
   other.log("large", "1 failed\n", "failed");
-  merge(project.reports, code, elsewhere);
+  merge(project.reports, code, other.reports);
   CHECK(project.wrong() == "parts.jsonl: large 01_first: failed\n");
-  const auto& lines = read_lines(project.reports / "01_first.forward.jsonl");
-  REQUIRE(lines.size() == 3);
-  CHECK(lines[0].json().at("steps").at(0).at("time").at("median_s") == 9.5);
-  CHECK(lines[0].json().at("measured").at("commit") == "4567");
+  CHECK(texts("01_first.n128") == kept);
+  CHECK(texts("01_first.n64") != old);
+  CHECK(lines().size() == 6);
+  CHECK(has(texts("01_first.n64"), "9.5"));
+  CHECK(has(texts("01_first.n64"), "4567"));
   CHECK(fs::exists(project.reports / "sanitizer.01_first.txt"));
-  // An edited line is refused, and nothing is changed.
-  std::string text = read_bytes(elsewhere / "01_first.forward.jsonl");
-  text.replace(text.find("9.5"), 3, "0.5");
-  std::ofstream(elsewhere / "01_first.forward.jsonl") << text;
-  const std::string before = read_bytes(project.reports / "01_first.forward.jsonl");
-  CHECK_THROWS_WITH(merge(project.reports, code, elsewhere),
-                    Catch::Matchers::EndsWith("was edited"));
-  CHECK(read_bytes(project.reports / "01_first.forward.jsonl") == before);
+  CHECK(has(read_bytes(project.reports / "parts.jsonl"), R"("merged":{"measured")"));
+
+  // A line of older code does not replace a current one.
+  Project older;
+  older.write("01_first/v1_one.cu", with(kKernel, "1 / row_sum", "2 / row_sum"));
+  older.times("01_first.n128", 4);
+  merge(project.reports, code, older.reports);
+  CHECK(has(texts("01_first.n128"), kept.substr(0, kept.find('\n'))));
+
+  // What was edited is refused, and nothing is changed.
+  const std::string before = read_bytes(project.reports / "parts.jsonl");
+  const auto refused = [&](const std::string& file, const std::string& from, const std::string& to,
+                           const std::string& reason) {
+    INFO(file);
+    const std::string text = read_bytes(other.reports / file);
+    other.report(file, with(text, from, to));
+    CHECK_THROWS_WITH(merge(project.reports, code, other.reports), Contains(reason));
+    other.report(file, text);
+    CHECK(read_bytes(project.reports / "parts.jsonl") == before);
+  };
+  refused("01_first.forward.jsonl", "9.5", "0.5", "not as it was measured; nothing was merged");
+  refused("parts.jsonl", "failed", "passed", "was edited; nothing was merged");
+  refused("sanitizer.01_first.txt", "all", "not", "not as it was measured; nothing was merged");
+  CHECK_THROWS_WITH(merge(project.reports, code, project.reports), Contains("into itself"));
 }
 
 TEST_CASE("what is as it was measured passes, what was edited does not", "[evidence]") {

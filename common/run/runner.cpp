@@ -97,8 +97,8 @@ class Run {
       fmt::print("device: none ({}): a GPU is required\n", gpu_info().error);
       return kNoGpu;
     }
-    result_.backend = have_gpu && options_.device != DeviceChoice::emulated ? Backend::gpu
-                                                                           : Backend::emulated;
+    result_.backend =
+        have_gpu && options_.device != DeviceChoice::emulated ? Backend::gpu : Backend::emulated;
     if (options_.schedule && result_.backend == Backend::gpu)
       throw InputError(fmt::format("--schedule {}: for the emulator only (--device emulated)",
                                    *options_.schedule));
@@ -377,7 +377,9 @@ class Run {
   // The expected outputs for the original inputs, where inputs are stored in fewer bits: they show
   // the error of the quantisation.
   const std::vector<Expected>& expected_of_originals(const Step& step) {
-    if (expected_of_originals_.empty() && (operation_.logical || step.logical))
+    static const std::vector<Expected> none;
+    if (!operation_.logical && !step.logical) return none;
+    if (expected_of_originals_.empty())
       expected_of_originals_ = attention_reference(problem(), step.logical ? inputs_ : originals_,
                                                    selection(), operation_.own);
     return expected_of_originals_;
@@ -415,8 +417,8 @@ class Run {
               if (original.spec.name == e.spec.name)
                 s.verdicts.back().to_originals = distance(outputs.at(e.spec.name), original);
             if (!s.verdicts.back().pass && s.outcome == Outcome::pass)
-              stop(Outcome::fail, (n > 0 ? "in the second launch: " : "") +
-                                      s.verdicts.back().failure);
+              stop(Outcome::fail,
+                   (n > 0 ? "in the second launch: " : "") + s.verdicts.back().failure);
           }
         }
       }
