@@ -323,6 +323,7 @@ TEST_CASE("packed sequences with lengths on the device", "[api]") {
     REQUIRE(run(Call::forward, problem, tensors.tensors) == "");
     const Bytes o = tensors.bytes("o"), lse = tensors.bytes("lse");
     std::memset(tensors.memory.at("o").data(), 0xFF, o.size());
+    std::memset(tensors.memory.at("lse").data(), 0xFF, lse.size());
     problem.lengths_q = problem.lengths_k = nullptr;
     REQUIRE(run(Call::forward, problem, tensors.tensors) == "");
     CHECK(same(tensors.bytes("o"), o));

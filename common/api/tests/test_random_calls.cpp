@@ -33,14 +33,15 @@ class Exact {
   Exact(const Exact&) = delete;
   void* data() { return data_; }
   std::size_t bytes() const { return bytes_; }
-  bool untouched() const {
-    const auto* at = static_cast<const unsigned char*>(data_);
-    return std::all_of(at, at + bytes_, [](unsigned char b) { return b == 0xFF; });
-  }
+  // What it holds before the call, and whether it still does.
+  void remember() { before_.assign(begin(), begin() + bytes_); }
+  bool untouched() const { return std::equal(before_.begin(), before_.end(), begin()); }
 
  private:
+  const unsigned char* begin() const { return static_cast<const unsigned char*>(data_); }
   std::size_t bytes_;
   void* data_ = nullptr;
+  std::vector<unsigned char> before_;
 };
 
 class RandomCall {
@@ -52,6 +53,8 @@ class RandomCall {
     draw();
     const bool broken = chance(0.5);
     const char* const what = broken ? damage() : "nothing";
+    for (Exact* out : outputs_) out->remember();
+    if (lse_) lse_->remember();
     attn_status status = call(broken);
     const std::string line = status == ATTN_OK ? "" : attn_last_error();
     const std::string text = fmt::format("{} {}, wrong: {}: status {}, {}", name_, describe(), what,
@@ -60,13 +63,15 @@ class RandomCall {
     if (broken && status == ATTN_OK) return "was not refused: " + text;
     if (status == ATTN_OK) {
       for (const Exact* out : outputs_)
-        if (!finite(*out)) return "has NaN or was not written: " + text;
+        if (!finite(*out) || out->untouched()) return "has NaN or was not written: " + text;
+      if (lse_ && has_nan(*lse_)) return "has NaN in lse, or did not write it: " + text;
       return "";
     }
     if (status >= ATTN_KERNEL_ERROR) return "failed: " + text;
     if (line.empty() || line.find('\n') != line.npos) return "is not one line: " + text;
     for (const Exact* out : outputs_)
       if (!out->untouched()) return "wrote something: " + text;
+    if (lse_ && !lse_->untouched()) return "wrote lse: " + text;
     return "";
   }
 
@@ -109,6 +114,12 @@ class RandomCall {
                                    : DType::bf16,
            const_cast<Exact&>(out).data(), count, values.data());
     return std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
+  }
+
+  static bool has_nan(const Exact& lse) {  // -inf is the lse of a fully masked row
+    std::vector<float> values(lse.bytes() / sizeof(float));
+    std::memcpy(values.data(), const_cast<Exact&>(lse).data(), lse.bytes());
+    return std::any_of(values.begin(), values.end(), [](float x) { return std::isnan(x); });
   }
 
   void draw() {
@@ -161,12 +172,15 @@ class RandomCall {
     if (call_ == Call::paged_append) {
       t_.k_new = input(p_.batch * p_.seqlen_q * p_.kv_heads * d);
       t_.v_new = input(p_.batch * p_.seqlen_q * p_.kv_heads * d);
-      t_.k = input(k), t_.v = input(k);
+      t_.k = input(k), outputs_.push_back(buffers_.back().get());  // pages: read and written
+      t_.v = input(k), outputs_.push_back(buffers_.back().get());
     } else {
       t_.q = input(q), t_.k = input(k), t_.v = input(k);
       Exact& lse = make(static_cast<std::size_t>(rows_q * p_.heads) * 4);
       if (call_ == Call::backward)
         for (int64_t n = 0; n < rows_q * p_.heads; ++n) static_cast<float*>(lse.data())[n] = 2;
+      else
+        lse_ = &lse;
       t_.lse = static_cast<float*>(lse.data());
     }
     if (call_ == Call::backward) {
@@ -253,7 +267,8 @@ class RandomCall {
   attn_tensors t_{};
   std::vector<int64_t> lengths_q_, lengths_k_;
   std::vector<std::unique_ptr<Exact>> buffers_;
-  std::vector<const Exact*> outputs_;
+  std::vector<Exact*> outputs_;
+  Exact* lse_ = nullptr;  // as an output
   bool short_workspace_ = false;
   std::string name_;
 };
