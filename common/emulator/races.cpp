@@ -126,19 +126,19 @@ inline bool Races::conflicts_with(std::uint32_t number, Access& now, const Shado
 // both are to.
 inline std::optional<Races::Event> Races::conflict(const Shadow& shadow, Shadow::Group& group,
                                                    std::size_t c, Access& now, unsigned& bytes,
-                                                   const Event*& same) const {
+                                                   std::optional<Event>& same) const {
   if (!group.used(c) && !conflicts_with(group.writer(c), now, shadow)) return std::nullopt;
   Cell& cell = group.cell(c);
   if (!cell.written_apart) {
     if (conflicts_with(cell.writer, now, shadow)) {
       if (!one_store(event(cell.writer), now)) return event(cell.writer);
-      same = &event(cell.writer);
+      same = event(cell.writer);
     }
   } else {
     for (std::size_t b = 0; b < Cell::kBytes; ++b)
       if ((bytes >> b & 1) && conflicts_with(cell.writer_of(b), now, shadow)) {
         if (one_store(event(cell.writer_of(b)), now)) {
-          same = &event(cell.writer_of(b));
+          same = event(cell.writer_of(b));
           continue;
         }
         bytes = 1u << b;
@@ -351,7 +351,7 @@ bool Races::note_quickly(Access& now, Shadow& shadow, std::size_t first, std::si
 // Of the cell whose first byte is byte `begin`, those of `mask`.
 inline const std::string* Races::touch_cell(Access& now, const Memory& memory, Shadow::Group& group,
                                             std::size_t c, std::size_t begin, unsigned mask,
-                                            const Reader& anywhere, const Event*& same) {
+                                            const Reader& anywhere, std::optional<Event>& same) {
   unsigned both = mask;
   if (const auto before = conflict(memory.shadow, group, c, now, both, same)) {
     error_ = text(*before, {now, block_[now.thread]},
@@ -384,7 +384,7 @@ const std::string* Races::touch(Access& now, const Memory& memory, std::size_t f
   if (const std::string* race = different_values()) return race;
   if (!(by_itself(now) && reads_only(now.kind)) && memory.shadow.has_reads(first, bytes))
     note_put_off(memory.shadow);
-  const Event* same = nullptr;
+  std::optional<Event> same;  // a copy: events_ grows while it is needed
   if (by_itself(now)) {
     if (issuer_.size() <= now.who) issuer_.resize(now.who + 1);
     issuer_[now.who] = static_cast<std::uint32_t>(now.thread);

@@ -371,12 +371,12 @@ class Races {
   }
   bool conflicts_with(std::uint32_t before, Access& now, const Shadow& shadow) const;
   std::optional<Event> conflict(const Shadow& shadow, Shadow::Group& group, std::size_t c,
-                                Access& now, unsigned& bytes, const Event*& same) const;
+                                Access& now, unsigned& bytes, std::optional<Event>& same) const;
   std::optional<Event> reading(const Shadow& shadow, const Cell& cell, Access& now,
                                unsigned& bytes) const;
   const std::string* touch_cell(Access& now, const Memory& memory, Shadow::Group& group,
                                 std::size_t c, std::size_t begin, unsigned mask,
-                                const Reader& anywhere, const Event*& same);
+                                const Reader& anywhere, std::optional<Event>& same);
   void note_put_off(Shadow& shadow);
   bool knows_writer(std::size_t t, Shadow& shadow, std::uint32_t number) const;
   void note_read(const Shadow& shadow, Cell& cell, Access& now, Reader reader);
