@@ -133,7 +133,7 @@ class Shadow {
   /// and tensor-core operands are of whole ones.
   static constexpr std::size_t kCells = 4, kGroup = kCells * Cell::kBytes;
   class Group;
-  /// In place of who wrote a cell's bytes last: the cell says it.
+  /// Instead of the last writer of a cell's bytes: look it up in the cell.
   static constexpr std::uint32_t kLook = ~std::uint32_t{0};
   /// Reads that no cell knows of yet, of shared memory since its threads have last met. Mostly the
   /// threads meet again before one of them writes there, and the reads can be forgotten. Inputs in
