@@ -5,56 +5,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
+#include "api/guarded.h"
 #include "api/make_plan.h"
 #include "api/memory.h"
-#include "attn/error.h"
 #include "device/device.h"
 
 namespace attn::api {
 namespace {
-
-thread_local std::string last_error;
-
-template <class Body>
-attn_status guarded(Body body) noexcept {
-  const auto failed = [](attn_status status, std::string line) {
-    last_error = std::move(line);
-    return status;
-  };
-  try {
-    body();
-    return ATTN_OK;
-  } catch (const Failure& f) {
-    return failed(f.status, f.line);
-  } catch (const InputError& e) {
-    return failed(ATTN_INVALID_VALUE, e.what());
-  } catch (const DeviceError& e) {
-    return failed(ATTN_DEVICE_ERROR, e.what());
-  } catch (const std::bad_alloc&) {
-    return failed(ATTN_INTERNAL_ERROR, "the host has no memory left");
-  } catch (const std::exception& e) {
-    return failed(ATTN_INTERNAL_ERROR, e.what());
-  }
-}
-
-[[noreturn]] void fail(attn_status status, std::string line) {
-  throw Failure{status, std::move(line)};
-}
-void check(const Status& status) {
-  switch (status.code) {
-    case Status::Code::kOk: return;
-    case Status::Code::kUnsupported: fail(ATTN_UNSUPPORTED, status.message);
-    case Status::Code::kKernelError: fail(ATTN_KERNEL_ERROR, status.message);
-    case Status::Code::kDeviceError: fail(ATTN_DEVICE_ERROR, status.message);
-  }
-}
-template <class T>
-T* not_null(T* pointer, const char* name) {
-  if (!pointer) fail(ATTN_INVALID_VALUE, fmt::format("{}: is null", name));
-  return pointer;
-}
 
 bool aligned(const void* pointer, std::uintptr_t to) {
   return reinterpret_cast<std::uintptr_t>(pointer) % to == 0;
@@ -289,16 +247,6 @@ attn_status call_of(Call call, const attn_problem* problem, const attn_tensors* 
   });
 }
 
-Call call_named(const char* operation) {
-  for (const Call call : {Call::forward, Call::backward, Call::decode, Call::paged_decode,
-                          Call::paged_prefill, Call::paged_append, Call::quantised_forward})
-    if (text_of(call) == not_null(operation, "operation")) return call;
-  fail(ATTN_INVALID_VALUE,
-       fmt::format("operation {}: must be forward, backward, decode, paged_decode, paged_prefill, "
-                   "paged_append or quantised_forward",
-                   operation));
-}
-
 std::string which(const char* operation, const attn_problem* problem) {
   const Call call = call_named(operation);
   const Known known = known_of(call, problem);
@@ -317,6 +265,30 @@ std::string which(const char* operation, const attn_problem* problem) {
 }
 
 }  // namespace
+
+std::string& last_error() {
+  thread_local std::string line;
+  return line;
+}
+
+Call call_named(const char* operation) {
+  for (const Call call : {Call::forward, Call::backward, Call::decode, Call::paged_decode,
+                          Call::paged_prefill, Call::paged_append, Call::quantised_forward})
+    if (text_of(call) == not_null(operation, "operation")) return call;
+  fail(ATTN_INVALID_VALUE,
+       fmt::format("operation {}: must be forward, backward, decode, paged_decode, paged_prefill, "
+                   "paged_append or quantised_forward",
+                   operation));
+}
+
+void give_text(const std::string& all, char* text, size_t bytes, size_t* needed) {
+  if (needed) *needed = all.size() + 1;
+  if (bytes == 0) return;
+  const size_t length = std::min(bytes - 1, all.size());
+  std::memcpy(not_null(text, "text"), all.data(), length);
+  text[length] = 0;
+}
+
 }  // namespace attn::api
 
 using namespace attn::api;
@@ -368,7 +340,22 @@ attn_status attn_run(attn_plan* plan, const attn_tensors* tensors, void* workspa
 }
 void attn_plan_destroy(attn_plan* plan) { delete plan; }
 
-const char* attn_last_error(void) { return last_error.c_str(); }
+attn_status attn_allocate(int32_t backend, size_t bytes, void** memory) {
+  return guarded([&] {
+    if (backend != ATTN_GPU && backend != ATTN_EMULATED)
+      fail(ATTN_INVALID_VALUE, fmt::format("backend {}: must be 0 (GPU) or 1 (emulated)", backend));
+    check(allocate(backend == ATTN_GPU ? attn::Backend::gpu : attn::Backend::emulated, bytes,
+                   not_null(memory, "memory")));
+  });
+}
+void attn_free(int32_t backend, void* memory) {
+  release(backend == ATTN_GPU ? attn::Backend::gpu : attn::Backend::emulated, memory);
+}
+attn_status attn_stream_wait(void* stream, void* other) {
+  return guarded([&] { check(stream_wait(stream, other)); });
+}
+
+const char* attn_last_error(void) { return last_error().c_str(); }
 
 const char* attn_steps(void) {
   static const std::string all = [] {
@@ -383,12 +370,7 @@ const char* attn_steps(void) {
 attn_status attn_which(const char* operation, const attn_problem* problem, char* text, size_t bytes,
                        size_t* needed) {
   return guarded([&] {
-    const std::string all = which(operation, problem);
-    if (needed) *needed = all.size() + 1;
-    if (bytes == 0) return;
-    const size_t length = std::min(bytes - 1, all.size());
-    std::memcpy(not_null(text, "text"), all.data(), length);
-    text[length] = 0;
+    give_text(which(operation, problem), text, bytes, needed);
   });
 }
 

@@ -3,9 +3,9 @@
 /// emulator.
 ///
 /// This header is C; a small C++ layer follows at the end. Every call works on raw device pointers
-/// (host pointers for the emulator) and a stream. No call allocates device memory or ends the
-/// program, and attn_run never synchronises; attn_prepare may block the host while it copies a
-/// schedule. A call that fails returns a code and leaves one line in attn_last_error(): what is
+/// (host pointers for the emulator) and a stream. No call but attn_allocate allocates device memory,
+/// none ends the program, and attn_run never synchronises; attn_prepare may block the host while it
+/// copies a schedule. A call that fails returns a code and leaves one line in attn_last_error(): what is
 /// wrong, where, and what is accepted. A refused call (INVALID_VALUE, UNSUPPORTED, WORKSPACE)
 /// launches nothing; after DEVICE_ERROR or KERNEL_ERROR outputs and workspace are undefined. Errors
 /// of kernels that run asynchronously are reported by later calls of CUDA.
@@ -187,6 +187,14 @@ ATTN_API const char* attn_steps(void);
     `needed` (may be null) is the size of the whole text. */
 ATTN_API attn_status attn_which(const char* operation, const attn_problem* problem, char* text,
                                 size_t bytes, size_t* needed);
+
+/* For callers without an allocator, as language bindings. */
+/** Memory of a back end (attn_backend; for the GPU of the current device), aligned to 256 bytes. */
+ATTN_API attn_status attn_allocate(int32_t backend, size_t bytes, void** memory);
+/** Null is ignored. On a GPU it waits for the device. */
+ATTN_API void attn_free(int32_t backend, void* memory);
+/** Work that `stream` gets later waits for what `other` has now, without blocking the host. */
+ATTN_API attn_status attn_stream_wait(void* stream, void* other);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -19,6 +19,8 @@ enum class Call {
   quantised_forward
 };
 std::string_view text_of(Call);
+/// The operation of that name. Throws Failure.
+Call call_named(const char* operation);
 /// The name of the chapters' operation.
 std::string operation_of(Call, const Problem&);
 

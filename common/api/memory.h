@@ -15,6 +15,12 @@ int current_gpu();
 /// Copies host bytes to device memory. `from` may change after the call.
 Status upload(Device, void* to, const void* from, std::size_t bytes, Stream);
 
+/// Memory of a back end, aligned to 256 bytes.
+Status allocate(Backend, std::size_t bytes, void** memory);
+void release(Backend, void* memory);
+/// Orders what `stream` gets later after what `other` has now.
+Status stream_wait(Stream stream, Stream other);
+
 /// Elements [batch][heads][rows][columns] and their strides, in units of `unit` bytes (2 or 4).
 struct Strided {
   int64_t batch, heads, rows, columns;

@@ -125,6 +125,8 @@ struct HostTensor {
   /// All elements; of a very large input some sequences, repeated to its end.
   std::vector<float> data = {};
   std::vector<int64_t> numbers = {};  ///< instead of `data`, if is_index(spec.dtype)
+  /// Of tensors given in double: value - data. References add it; kernels never see it.
+  std::vector<float> rest = {};
   const float* row(int64_t b, int64_t h, int64_t i) const {
     return data.data() + spec.row(b, h, i) * spec.columns() % static_cast<int64_t>(data.size());
   }

@@ -67,7 +67,9 @@ class Backward {
                  {},
                  {},
                  0};
-    head.kd = head.kf.cast<double>(), head.vd = head.vf.cast<double>();
+    const HostTensor &k = inputs_.at("k"), &v = inputs_.at("v");
+    head.kd = in_double(k, b, hkv, all_rows(k, b), head.kf);
+    head.vd = in_double(v, b, hkv, all_rows(v, b), head.vf);
     const double k_norm = largest_norm(head.kd);
     for (int64_t h = hkv * group; h < (hkv + 1) * group; ++h)
       head.error = std::max(head.error, score_error({head.p, inputs_, features_, h},
@@ -84,7 +86,7 @@ class Backward {
     std::vector<int64_t> rows(static_cast<std::size_t>(count));
     std::iota(rows.begin(), rows.end(), first);
     const MatrixF qf = rows_of_head(q_, b, h, rows), dof = rows_of_head(do_, b, h, rows);
-    const Matrix qd = qf.cast<double>(), dod = dof.cast<double>();
+    const Matrix qd = in_double(q_, b, h, rows, qf), dod = in_double(do_, b, h, rows, dof);
 
     const Scoring scoring{p, inputs_, features_, h};
     const Matrix z = factors_of(scoring, b, rows);

@@ -139,14 +139,15 @@ std::vector<Expected> attention_reference(const Problem& batch, const HostTensor
     const Problem p = batch.sequence(piece.b);
     const int64_t hkv = piece.h / p.group();
     const MatrixF kf = head_of(k, piece.b, hkv), vf = head_of(v, piece.b, hkv);
-    const Matrix vd = vf.cast<double>();
+    const Matrix vd = in_double(v, piece.b, hkv, all_rows(v, piece.b), vf);
     const MatrixF qf = rows_of_head(q, piece.b, piece.h, piece.rows);
 
     const Scoring scoring{p, inputs, features, piece.h};
-    std::vector<int64_t> all_keys(static_cast<std::size_t>(kf.rows()));
-    std::iota(all_keys.begin(), all_keys.end(), 0);
-    const Matrix kd = changed<Matrix>(scoring, kf.cast<double>(), all_keys, false);
-    const Matrix qd = changed<Matrix>(scoring, qf.cast<double>(), piece.rows, true);
+    const std::vector<int64_t> all_keys = all_rows(k, piece.b);
+    const Matrix kd =
+        changed(scoring, in_double(k, piece.b, hkv, all_keys, kf), all_keys, false);
+    const Matrix qd = changed(scoring, in_double(q, piece.b, piece.h, piece.rows, qf), piece.rows,
+                              true);
     const Matrix z = factors_of(scoring, piece.b, piece.rows);
     const Probabilities<Matrix> exact(scoring, qd, kd, piece.rows);
     const Matrix o_exact = with_dropout(exact.p, z) * vd;

@@ -28,10 +28,25 @@ inline MatrixF rows_of_head(const HostTensor& t, int64_t b, int64_t h,
                                                     m.cols());
   return m;
 }
-inline MatrixF head_of(const HostTensor& t, int64_t b, int64_t h) {
+inline std::vector<int64_t> all_rows(const HostTensor& t, int64_t b) {
   std::vector<int64_t> rows(static_cast<std::size_t>(t.spec.rows_of(b)));
   std::iota(rows.begin(), rows.end(), 0);
-  return rows_of_head(t, b, h, rows);
+  return rows;
+}
+inline MatrixF head_of(const HostTensor& t, int64_t b, int64_t h) {
+  return rows_of_head(t, b, h, all_rows(t, b));
+}
+// The same rows, `low`, in double; of a tensor that was given in double all 48 bits.
+inline Matrix in_double(const HostTensor& t, int64_t b, int64_t h, const std::vector<int64_t>& rows,
+                        const MatrixF& low) {
+  Matrix m = low.cast<double>();
+  if (t.rest.empty()) return m;
+  for (Eigen::Index r = 0; r < m.rows(); ++r)
+    m.row(r) += Eigen::Map<const Eigen::RowVectorXf>(
+                    t.rest.data() + t.spec.row(b, h, rows[static_cast<std::size_t>(r)]) * m.cols(),
+                    m.cols())
+                    .cast<double>();
+  return m;
 }
 
 // The largest norm of the rows of a head; 0 for a head without rows.

@@ -1,0 +1,242 @@
+"""From views of tensors to a launch: the problem, cached plans, workspaces, streams."""
+import collections
+import ctypes as c
+import threading
+
+import numpy as np
+
+from . import arrays, dlpack, library as lib
+
+_MOST_PLANS = 256
+_plans = collections.OrderedDict()
+_plans_lock = threading.Lock()
+
+
+class Plan:
+    """An attn_plan with a workspace per stream."""
+
+    def __init__(self, operation, fields, lists):
+        self.lists = lists  # host lists that the problem points to, read by attn_X_plan alone
+        problem = lib.problem(**fields)
+        for name, values in lists.items():
+            setattr(problem, name, values.ctypes.data)
+        handle = c.c_void_p()
+        lib.call(f"attn_{operation}_plan", c.byref(problem), c.byref(handle))
+        self._library = lib.library()
+        self._handle = handle
+        self.bytes = self._library.attn_plan_workspace_bytes(handle)
+        self.step = self._library.attn_plan_step(handle).decode()
+        self._prepare_reads = bool(self._library.attn_plan_prepare_reads_tensors(handle))
+        self._workspaces, self._lock = {}, threading.Lock()
+        self.captured = 0  # workspaces that belong to captured graphs
+
+    def __del__(self):
+        if getattr(self, "_handle", None):
+            self._library.attn_plan_destroy(self._handle)
+
+    def run(self, tensors, stream, of):
+        """Launches. `of`: a view whose library allocates the workspace."""
+        stream = stream or None
+        if self.bytes == 0:
+            lib.call("attn_run", self._handle, c.byref(tensors), None, 0, stream)
+            return
+        with self._lock:  # so that no other thread prepares between the two calls
+            workspace, prepared = self._workspace(stream, of)
+            arguments = (self._handle, c.byref(tensors), workspace.pointer, self.bytes, stream)
+            if not prepared or self._prepare_reads:
+                lib.call("attn_prepare", *arguments)
+            self._workspaces[stream] = workspace
+            lib.call("attn_run", *arguments)
+
+    def _workspace(self, stream, of):
+        found = self._workspaces.get(stream)
+        if of.family == "torch" and of.device != "cpu" and _capturing():
+            if self._prepare_reads:
+                raise lib.Unsupported(f"{self.step}: quantises its cache at each call, which "
+                                      "cannot be captured in a graph")
+            # The graph keeps it: later calls in this stream get another.
+            key = stream if found is not None else next(
+                (s for s in self._workspaces if not isinstance(s, tuple)), None)
+            if key is None and found is None:
+                raise lib.Unsupported("capturing: call it once with these sizes before the "
+                                      "capture, so that its workspace is prepared")
+            self.captured += 1
+            workspace = self._workspaces.pop(key)
+            self._workspaces["graph", self.captured] = workspace
+            return workspace, True
+        if found is not None:
+            return found, True
+        if of.family == "torch" and of.device != "cpu":
+            _, made = arrays.empty_like(of, "workspace", ((self.bytes + 3) // 4,), "int32")
+            return made, False
+        return dlpack.Memory(of.backend, self.bytes), False
+
+
+def _capturing():
+    return arrays._torch().cuda.is_current_stream_capturing()
+
+
+def plan_of(operation, fields, lists):
+    """The cached plan of a problem, or a new one."""
+    key = (operation, tuple(sorted(fields.items())),
+           tuple((name, values.tobytes()) for name, values in sorted(lists.items())))
+    with _plans_lock:
+        plan = _plans.get(key)
+        if plan is not None:
+            _plans.move_to_end(key)
+            return plan
+    plan = Plan(operation, fields, lists)
+    with _plans_lock:
+        _plans[key] = plan
+        for old in [k for k, p in _plans.items() if not p.captured][:max(0, len(_plans) -
+                                                                           _MOST_PLANS)]:
+            del _plans[old]
+    return plan
+
+
+def stream_of(stream, of=None):
+    """A stream as a number. Without one: PyTorch's current stream, or the default stream."""
+    if stream is None:
+        if of is not None and of.family == "torch" and of.device != "cpu":
+            return arrays._torch().cuda.current_stream(of.owner.device).cuda_stream
+        return 0
+    for attribute in ("cuda_stream", "ptr"):  # PyTorch, CuPy
+        if hasattr(stream, attribute):
+            return getattr(stream, attribute)
+    return int(stream)
+
+
+class Call:
+    """Collects the tensors and the problem of one call, checks them, and runs it."""
+
+    def __init__(self, operation, layout="bhnd", step=None, stream=None):
+        if layout not in ("bhnd", "bnhd"):
+            raise lib.InvalidValue(f"layout {layout}: must be bhnd or bnhd")
+        self.operation, self.layout, self._stream = operation, layout, stream
+        self.fields = {"step": step.encode() if step else None}
+        self.lists, self.views = {}, []
+        self.tensors = lib.Tensors(size=c.sizeof(lib.Tensors))
+
+    def view(self, name, x, dims=None, written=False):
+        read = arrays.writable if written else arrays.view
+        stream = self._stream if self._stream is None else stream_of(self._stream)
+        found = read(x, name, stream)
+        if dims is not None and len(found.shape) != len(dims):
+            raise lib.InvalidValue(f"{name}: {len(found.shape)} dimensions {list(found.shape)}: "
+                                   f"must be {list(dims)}")
+        self.views.append(found)
+        return found
+
+    def heads_view(self, name, x, packed=False, written=False):
+        """A tensor [B, H, N, d] in the call's layout, or packed [tokens, H, d]."""
+        dims = ("tokens", "H", "d") if packed else (
+            ("B", "H", "N", "d") if self.layout == "bhnd" else ("B", "N", "H", "d"))
+        found = self.view(name, x, dims, written)
+        self.set_tensor(name, found, packed)
+        return found
+
+    def sizes(self, found, packed=False):
+        """(B, H, N, d) of such a view; B is 0 for packed ones, N the tokens."""
+        if packed:
+            return 0, found.shape[1], found.shape[0], found.shape[2]
+        b, x, y, d = found.shape
+        return (b, x, y, d) if self.layout == "bhnd" else (b, y, x, d)
+
+    def set_tensor(self, name, found, packed=False, pool=False):
+        columns = found.strides[-1] if found.shape[-1] > 1 else 1
+        if columns != 1:
+            raise lib.InvalidValue(f"{name}: stride {columns} in the last dimension: must be 1; "
+                                   "make it contiguous")
+        if pool:
+            if found.strides != dlpack.contiguous(found.shape):
+                raise lib.InvalidValue(f"{name}: strides {list(found.strides)}: pages must be "
+                                       "contiguous")
+            getattr(self.tensors, name).data = found.pointer
+            return
+        b, h, n, d = self.sizes(found, packed)
+        if packed:
+            steps = [n * h * d, found.strides[1], found.strides[0]]
+            usual, extents = [n * h * d, d, h * d], [1, h, n]
+        else:
+            s = found.strides
+            steps = [s[0], s[1], s[2]] if self.layout == "bhnd" else [s[0], s[2], s[1]]
+            usual, extents = [h * n * d, n * d, d], [b, h, n]
+        steps = [u if e == 1 else s for s, u, e in zip(steps, usual, extents)]
+        if not any(steps) and any(usual):
+            raise lib.InvalidValue(f"{name}: all strides are 0 (expanded): copy it")
+        if steps != usual or found.pointer % 16:
+            self.fields["copy_strided"] = 1
+        t = getattr(self.tensors, name)
+        t.data, t.stride_batch, t.stride_head, t.stride_row = (found.pointer, *steps)
+
+    def array(self, name, x, dtype, shape, written=False):
+        """An array of the call that has no strides: lengths, tables, slopes, lse."""
+        found = self.view(name, x, None, written)
+        if found.dtype != dtype or found.shape != tuple(shape):
+            raise lib.InvalidValue(f"{name}: {found.dtype} {list(found.shape)}: must be {dtype} "
+                                   f"{list(shape)}")
+        if found.strides != dlpack.contiguous(found.shape) and found.shape[0] > 1:
+            raise lib.InvalidValue(f"{name}: strides {list(found.strides)}: must be contiguous")
+        if found.pointer % 16 and found.family in ("numpy", "torch") and not written:
+            copy = found.owner.clone() if found.family == "torch" else found.owner.copy()
+            found = self.view(name, copy)
+        setattr(self.tensors, name, found.pointer)
+        return found
+
+    def output(self, name, of, shape, dtype, given=None, packed=False):
+        """A tensor that the call writes: `given`, or a new one."""
+        if given is not None:
+            found = self.view(name, given, None, written=True)
+            if found.shape != tuple(shape) or found.dtype != dtype:
+                raise lib.InvalidValue(f"{name}: {found.dtype} {list(found.shape)}: must be "
+                                       f"{dtype} {list(shape)}")
+            x = given
+        else:
+            x, found = arrays.empty_like(of, name, shape, dtype, stream_of(self._stream, of))
+        if name in lib.TENSORS:
+            self.set_tensor(name, found, packed)
+        else:
+            setattr(self.tensors, name, found.pointer)
+        return x
+
+    def element_type(self, *views, accepted=("bf16", "fp16", "fp32")):
+        first = views[0]
+        if first.dtype not in accepted:
+            hint = "; attn.reference takes float64" if first.dtype == "fp64" else ""
+            raise lib.InvalidValue(f"{first.name}: type {first.dtype}: must be "
+                                   f"{', '.join(accepted)}{hint}")
+        for other in views[1:]:
+            if other.dtype != first.dtype:
+                raise lib.InvalidValue(f"{other.name}: type {other.dtype}, {first.name} "
+                                       f"{first.dtype}: must be equal")
+        return first.dtype
+
+    def host_list(self, name, values):
+        values = np.ascontiguousarray(values, np.int64)
+        if values.shape != (self.fields["batch"],):
+            raise lib.InvalidValue(f"{name}: shape {list(values.shape)}: must be "
+                                   f"[{self.fields['batch']}]")
+        self.lists[name] = values
+
+    def run(self, of):
+        device = arrays.same_device(self.views)
+        self.fields["backend"] = lib.EMULATED if device == "cpu" else lib.GPU
+        stream = stream_of(self._stream, of)
+        if of.family == "torch" and device != "cpu":
+            with arrays._torch().cuda.device(of.owner.device):
+                plan = plan_of(self.operation, {**self.fields, "_device": device}, self.lists)
+                plan.run(self.tensors, stream, of)
+        else:
+            plan = plan_of(self.operation, {**self.fields, "_device": device}, self.lists)
+            plan.run(self.tensors, stream, of)
+        return plan.step
+
+
+def masks(call, causal, window, scale, softcap):
+    """The part of a problem that most operations have."""
+    left, right = (-1, -1) if window is None else window
+    if scale is not None and scale == 0:
+        raise lib.InvalidValue("scale 0: must not be 0; leave it out for 1/sqrt(d)")
+    call.fields.update(causal=int(bool(causal)), window_left=-1 if left is None else int(left),
+                       window_right=-1 if right is None else int(right),
+                       softmax_scale=float(scale or 0), softcap=float(softcap or 0))

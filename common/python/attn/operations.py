@@ -1,0 +1,267 @@
+"""The operations of libattention as functions on arrays.
+
+Shapes: q and o [B, Hq, Nq, d], k and v [B, Hkv, Nk, d], lse [B, Hq, Nq] in float32, the natural
+logarithm; with layout="bnhd" the second and third dimension of q, k, v and o change places. Types:
+float16, float32, bf16 (attn.bf16, ml_dtypes, torch.bfloat16). `step` names a step, as
+"04_flash_v2/v13_tuned"; without it the first one that takes the problem is used (attn.which).
+Errors are one line: attn.InvalidValue, attn.Unsupported, attn.DeviceError, attn.KernelError.
+"""
+from .calls import Call, masks
+from .library import InvalidValue
+from . import arrays
+
+
+def _attention(call, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
+    """Views of q, k, v and the sizes of the problem."""
+    packed = cu_seqlens_q is not None
+    if packed != (cu_seqlens_k is not None):
+        raise InvalidValue("cu_seqlens_q, cu_seqlens_k: both must be given, or none")
+    qv, kv, vv = (call.heads_view(name, x, packed) for name, x in zip("qkv", (q, k, v)))
+    batch, heads, rows, d = call.sizes(qv, packed)
+    kv_batch, kv_heads, keys, kd = call.sizes(kv, packed)
+    if vv.shape != kv.shape:
+        raise InvalidValue(f"v: {list(vv.shape)}: must have the shape of k, {list(kv.shape)}")
+    if kd != d or kv_batch != batch:
+        raise InvalidValue(f"k: {list(kv.shape)}: must have the batch and head dim of q, "
+                           f"{list(qv.shape)}")
+    call.fields.update(heads=heads, kv_heads=kv_heads, head_dim=d)
+    if not packed:
+        call.fields.update(batch=batch, seqlen_q=rows, seqlen_k=keys)
+        return qv, kv, vv
+    n = len(cu_seqlens_q) - 1
+    call.fields.update(batch=n, packed=1, total_q=rows, total_k=keys)
+    for side, cu, total, most in (("q", cu_seqlens_q, rows, max_seqlen_q),
+                                  ("k", cu_seqlens_k, keys, max_seqlen_k)):
+        found = call.array(f"cu_seqlens_{side}", cu, "int32", (n + 1,))
+        if found.device == "cpu":
+            begins = arrays.to_numpy(cu).astype("int64")
+            lengths = begins[1:] - begins[:-1]
+            if begins[0] != 0 or begins[-1] != total or (lengths < 0).any():
+                raise InvalidValue(f"cu_seqlens_{side}: must ascend from 0 to the {total} tokens")
+            call.host_list(f"lengths_{side}", lengths)
+            most = int(lengths.max())
+        elif most is None:
+            raise InvalidValue(f"max_seqlen_{side}: must be given, since cu_seqlens_{side} is on "
+                               "a GPU")
+        call.fields[f"seqlen_{side}"] = max(1, int(most))
+    return qv, kv, vv
+
+
+def _slopes(call, alibi):
+    if alibi is not None:
+        call.fields["alibi"] = 1
+        call.array("alibi", alibi, "fp32", (call.fields["heads"],))
+
+
+def _lse_shape(call, rows):
+    heads = call.fields["heads"]
+    return (heads, rows) if call.fields.get("packed") else (call.fields["batch"], heads, rows)
+
+
+def _forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi, cu_seqlens_q,
+             cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout, step, return_lse, out, stream):
+    from .library import DTYPES
+    call = Call(operation, layout, step, stream)
+    qv, kv, vv = _attention(call, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    masks(call, causal, window, scale, softcap)
+    _slopes(call, alibi)
+    accepted = ("bf16", "fp16", "fp32") if dtype is None else ("bf16",)
+    element = call.element_type(qv, kv, vv, accepted=accepted)
+    call.fields["dtype"] = DTYPES[dtype or element]
+    packed = cu_seqlens_q is not None
+    o = call.output("o", qv, qv.shape, element, out, packed)
+    lse = call.output("lse", qv, _lse_shape(call, call.sizes(qv, packed)[2]), "fp32")
+    call.run(qv)
+    return (o, lse) if return_lse else o
+
+
+def forward(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, alibi=None,
+            cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
+            layout="bhnd", step=None, return_lse=False, out=None, stream=None):
+    """Attention: softmax(scale q k^T + masks) v. Returns o, or (o, lse).
+
+    `causal`: key j is visible to query i if j <= i + Nk - Nq. `window`: (left, right) visible keys
+    on each side of the diagonal, -1 for no limit. `scale`: default 1/sqrt(d). `alibi`: a slope per
+    query head, float32 [Hq]. With cu_seqlens_q and cu_seqlens_k, int32 [B + 1], sequences are
+    packed: q [tokens, Hq, d], k and v [tokens, Hkv, d], lse [Hq, tokens]; on a GPU max_seqlen_q and
+    max_seqlen_k are needed, since lengths are not copied to the host. Fully masked rows: o = 0,
+    lse = -inf. `stream`: default PyTorch's current stream, else the default stream.
+    """
+    return _forward("forward", None, q, k, v, causal, window, scale, softcap, alibi, cu_seqlens_q,
+                    cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout, step, return_lse, out, stream)
+
+
+def quantised_forward(q, k, v, dtype, *, causal=False, window=None, scale=None, layout="bhnd",
+                      step=None, return_lse=False, out=None, stream=None):
+    """Attention of bf16 tensors whose products are in `dtype`: "int8", "e4m3" or "int4"."""
+    if dtype not in ("int8", "e4m3", "int4"):
+        raise InvalidValue(f"dtype {dtype}: must be int8, e4m3 or int4")
+    return _forward("quantised_forward", dtype, q, k, v, causal, window, scale, 0, None, None, None,
+                    None, None, layout, step, return_lse, out, stream)
+
+
+def backward(q, k, v, o, lse, dout, *, causal=False, window=None, scale=None, softcap=0.0,
+             alibi=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
+             layout="bhnd", step=None, stream=None):
+    """Gradients of attention: (dq, dk, dv), from a forward pass's o and lse and from dout."""
+    from .library import DTYPES
+    call = Call("backward", layout, step, stream)
+    qv, kv, vv = _attention(call, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    masks(call, causal, window, scale, softcap)
+    _slopes(call, alibi)
+    packed = cu_seqlens_q is not None
+    like_q = [call.heads_view(name, x, packed) for name, x in (("o", o), ("dout", dout))]
+    for found in like_q:
+        if found.shape != qv.shape:
+            raise InvalidValue(f"{found.name}: {list(found.shape)}: must have the shape of q, "
+                               f"{list(qv.shape)}")
+    element = call.element_type(qv, kv, vv, *like_q)
+    call.fields["dtype"] = DTYPES[element]
+    call.array("lse", lse, "fp32", _lse_shape(call, call.sizes(qv, packed)[2]))
+    gradients = tuple(call.output(name, qv, of.shape, element, packed=packed)
+                      for name, of in (("dq", qv), ("dk", kv), ("dv", vv)))
+    call.run(qv)
+    return gradients
+
+
+def _lengths(call, lengths, host_lengths):
+    """Valid keys of each sequence: on the device, and on the host where they are known."""
+    batch = call.fields["batch"]
+    found = call.array("seqused_k", lengths, "int32", (batch,))
+    if host_lengths is None and found.device == "cpu":
+        host_lengths = arrays.to_numpy(lengths)
+    if host_lengths is not None:
+        call.host_list("lengths_k", host_lengths)
+
+
+def decode(q, k, v, lengths, *, causal=False, window=None, scale=None, softcap=0.0, alibi=None,
+           dtype=None, host_lengths=None, layout="bhnd", step=None, return_lse=False, stream=None):
+    """Attention of a few queries per sequence to a KV cache: o, or (o, lse).
+
+    k and v [B, Hkv, Nk, d] have room for Nk keys, of which `lengths`, int32 [B], are valid.
+    `dtype`: "int8" or "int4" for a step that quantises the cache. Steps that schedule on the host
+    need `host_lengths` if `lengths` is on a GPU.
+    """
+    from .library import DTYPES
+    call = Call("decode", layout, step, stream)
+    qv, kv, vv = _attention(call, q, k, v, None, None, None, None)
+    masks(call, causal, window, scale, softcap)
+    _slopes(call, alibi)
+    element = call.element_type(qv, kv, vv)
+    if dtype not in (None, "int8", "int4", "e4m3"):
+        raise InvalidValue(f"dtype {dtype}: must be int8, int4 or e4m3, or be left out")
+    call.fields["dtype"] = DTYPES[dtype or element]
+    _lengths(call, lengths, host_lengths)
+    o = call.output("o", qv, qv.shape, element)
+    lse = call.output("lse", qv, _lse_shape(call, call.sizes(qv)[2]), "fp32")
+    call.run(qv)
+    return (o, lse) if return_lse else o
+
+
+def _pools(call, k_pages, v_pages, page_table, written=False):
+    dims = ("pages", "page_size", "Hkv", "d")
+    kv = call.view("k_pages", k_pages, dims, written)
+    call.set_tensor("k", kv, pool=True)
+    if v_pages is not None:
+        vv = call.view("v_pages", v_pages, dims, written)
+        if vv.shape != kv.shape or vv.dtype != kv.dtype:
+            raise InvalidValue(f"v_pages: {vv.dtype} {list(vv.shape)}: must be as k_pages, "
+                               f"{kv.dtype} {list(kv.shape)}")
+        call.set_tensor("v", vv, pool=True)
+    table = call.view("page_table", page_table, ("B", "pages"))
+    call.array("page_table", page_table, "int32", table.shape)
+    if table.device == "cpu":
+        numbers = arrays.to_numpy(page_table)
+        if numbers.size and (numbers.min() < 0 or numbers.max() >= kv.shape[0]):
+            raise InvalidValue(f"page_table: indices from {numbers.min()} to {numbers.max()}: must "
+                               f"be from 0 to {kv.shape[0] - 1}")
+    call.fields.update(num_pages=kv.shape[0], page_size=kv.shape[1], kv_heads=kv.shape[2],
+                       head_dim=kv.shape[3], max_pages=table.shape[1], batch=table.shape[0])
+    return kv
+
+
+def _paged(operation, q, k_pages, v_pages, page_table, lengths, causal, window, scale, softcap,
+           host_lengths, cu_seqlens_q, max_seqlen_q, layout, step, return_lse, stream):
+    from .library import DTYPES
+    call = Call(operation, layout, step, stream)
+    kv = _pools(call, k_pages, v_pages, page_table)
+    packed = cu_seqlens_q is not None
+    qv = call.heads_view("q", q, packed)
+    batch, heads, rows, d = call.sizes(qv, packed)
+    if d != kv.shape[3] or (not packed and batch != call.fields["batch"]):
+        raise InvalidValue(f"q: {list(qv.shape)}: must have the head dim of k_pages, "
+                           f"{list(kv.shape)}, and the batch of page_table")
+    call.fields.update(heads=heads, seqlen_q=rows)
+    masks(call, causal, window, scale, softcap)
+    call.fields["dtype"] = DTYPES[call.element_type(qv, kv)]
+    if packed:
+        n = call.fields["batch"]
+        found = call.array("cu_seqlens_q", cu_seqlens_q, "int32", (n + 1,))
+        call.fields.update(packed=1, total_q=rows)
+        if found.device == "cpu":
+            begins = arrays.to_numpy(cu_seqlens_q).astype("int64")
+            call.host_list("lengths_q", begins[1:] - begins[:-1])
+            max_seqlen_q = int((begins[1:] - begins[:-1]).max())
+        elif max_seqlen_q is None:
+            raise InvalidValue("max_seqlen_q: must be given, since cu_seqlens_q is on a GPU")
+        call.fields["seqlen_q"] = max(1, int(max_seqlen_q))
+    _lengths(call, lengths, host_lengths)
+    latent = v_pages is None
+    shape = (*qv.shape[:-1], 512) if latent else qv.shape
+    o = call.output("o", qv, shape, qv.dtype, packed=packed)
+    lse = call.output("lse", qv, _lse_shape(call, rows), "fp32")
+    call.run(qv)
+    return (o, lse) if return_lse else o
+
+
+def paged_decode(q, k_pages, v_pages, page_table, lengths, *, causal=False, window=None, scale=None,
+                 softcap=0.0, host_lengths=None, layout="bhnd", step=None, return_lse=False,
+                 stream=None):
+    """Decoding over a paged KV cache: o, or (o, lse).
+
+    k_pages, v_pages [num_pages, page_size, Hkv, d]; page_table int32 [B, pages per sequence];
+    lengths int32 [B]. With v_pages=None, Hkv = 1 and d = 576 it is latent attention (MLA): V is the
+    first 512 columns of K, and o has 512 columns.
+    """
+    return _paged("paged_decode", q, k_pages, v_pages, page_table, lengths, causal, window, scale,
+                  softcap, host_lengths, None, None, layout, step, return_lse, stream)
+
+
+def paged_prefill(q, k_pages, v_pages, page_table, lengths, *, cu_seqlens_q=None, max_seqlen_q=None,
+                  causal=True, window=None, scale=None, softcap=0.0, host_lengths=None,
+                  layout="bhnd", step=None, return_lse=False, stream=None):
+    """The last queries of each sequence, whose keys are in the pages already: o, or (o, lse)."""
+    return _paged("paged_prefill", q, k_pages, v_pages, page_table, lengths, causal, window, scale,
+                  softcap, host_lengths, cu_seqlens_q, max_seqlen_q, layout, step, return_lse,
+                  stream)
+
+
+def paged_append(k_new, v_new, k_pages, v_pages, page_table, lengths, *, host_lengths=None,
+                 step=None, stream=None):
+    """Stores new tokens in the pages, in place.
+
+    k_new, v_new [B, n, Hkv, d] become the last n of the `lengths` tokens of each sequence.
+    """
+    from .library import DTYPES
+    call = Call("paged_append", "bnhd", step, stream)
+    kv = _pools(call, k_pages, v_pages, page_table, written=True)
+    dims = ("B", "n", "Hkv", "d")
+    new = [call.view(name, x, dims) for name, x in (("k_new", k_new), ("v_new", v_new))]
+    batch, count = new[0].shape[:2]
+    for found in new:
+        if found.shape != (call.fields["batch"], count, *kv.shape[2:]):
+            raise InvalidValue(f"{found.name}: {list(found.shape)}: must be "
+                               f"{[call.fields['batch'], count, *kv.shape[2:]]}")
+        b, n, h, d = found.shape
+        if found.strides[3] != 1 and d > 1 or b > 1 and found.strides[0] != n * found.strides[1]:
+            raise InvalidValue(f"{found.name}: strides {list(found.strides)}: tokens must be "
+                               "evenly spaced; make it contiguous")
+        steps = [b * n * h * d, found.strides[2], found.strides[1]]
+        if steps[1:] != [d, h * d] or found.pointer % 16:
+            call.fields["copy_strided"] = 1
+        t = getattr(call.tensors, found.name)
+        t.data, t.stride_batch, t.stride_head, t.stride_row = (found.pointer, *steps)
+    call.fields.update(heads=kv.shape[2], seqlen_q=count)
+    call.fields["dtype"] = DTYPES[call.element_type(kv, *new)]
+    _lengths(call, lengths, host_lengths)
+    call.run(kv)
