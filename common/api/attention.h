@@ -3,12 +3,12 @@
 /// emulator.
 ///
 /// This header is C; a small C++ layer follows at the end. Every call works on raw device pointers
-/// (host pointers for the emulator) and a stream. No call but attn_allocate allocates device memory,
-/// none ends the program, and attn_run never synchronises; attn_prepare may block the host while it
-/// copies a schedule. A call that fails returns a code and leaves one line in attn_last_error(): what is
-/// wrong, where, and what is accepted. A refused call (INVALID_VALUE, UNSUPPORTED, WORKSPACE)
-/// launches nothing; after DEVICE_ERROR or KERNEL_ERROR outputs and workspace are undefined. Errors
-/// of kernels that run asynchronously are reported by later calls of CUDA.
+/// (host pointers for the emulator) and a stream. Only attn_allocate allocates device memory, no
+/// call ends the program, and attn_run never synchronises; attn_prepare may block the host while it
+/// copies a schedule. A call that fails returns a code and leaves one line in attn_last_error():
+/// what is wrong, where, and what is accepted. A refused call (INVALID_VALUE, UNSUPPORTED,
+/// WORKSPACE) launches nothing; after DEVICE_ERROR or KERNEL_ERROR outputs and workspace are
+/// undefined. Errors of kernels that run asynchronously are reported by later calls of CUDA.
 ///
 /// The order of calls, each of which may be repeated:
 ///

@@ -122,8 +122,9 @@ HostTensor rounded(const Expected& e) {
 }
 
 std::string line_of(const char* side, const TensorSpec& spec) {
+  const int64_t* end = spec.shape + (spec.name == "lse" ? 3 : 4);  // lse has no columns
   return fmt::format("{} {} {} {}\n", side, spec.name, name(spec.dtype),
-                     fmt::join(spec.shape + (4 - spec.rank), spec.shape + 4, " "));
+                     fmt::join(spec.shape + (4 - spec.rank), end, " "));
 }
 
 std::string cost(const char* operation_name, const attn_problem* from, const char* gpu) {

@@ -32,7 +32,8 @@ typedef struct attn_check attn_check;
     */
 ATTN_API attn_status attn_check_begin(const char* operation, const attn_problem* problem,
                                       const char* inputs, uint64_t seed, attn_check** check);
-/** A line per tensor, "in q bf16 1 2 128 64" or "out lse fp32 1 2 128"; valid as long as `check`. */
+/** A line per tensor, "in q bf16 1 2 128 64" or "out lse fp32 1 2 128"; valid as long as `check`.
+    */
 ATTN_API const char* attn_check_tensors(const attn_check* check);
 /** Writes an input to `data`, in its element type. An in-out tensor is an input, too. */
 ATTN_API attn_status attn_check_input(const attn_check* check, const char* name, void* data,

@@ -46,7 +46,8 @@ Status upload(Device device, void* to, const void* from, std::size_t bytes,
 
 Status allocate(Backend backend, std::size_t bytes, void** memory) {
   constexpr std::size_t kAlignment = 256;
-  const std::size_t rounded = (std::max<std::size_t>(bytes, 1) + kAlignment - 1) & ~(kAlignment - 1);
+  const std::size_t rounded =
+      (std::max<std::size_t>(bytes, 1) + kAlignment - 1) & ~(kAlignment - 1);
   if (backend == Backend::emulated) {
     *memory = rounded >= bytes ? std::aligned_alloc(kAlignment, rounded) : nullptr;
     return *memory ? Status::success() : Status::device_error("the host has no memory left");
@@ -73,7 +74,8 @@ Status stream_wait([[maybe_unused]] Stream stream, [[maybe_unused]] Stream other
   cudaEvent_t event = nullptr;
   cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
   if (error == cudaSuccess) error = cudaEventRecord(event, static_cast<cudaStream_t>(other));
-  if (error == cudaSuccess) error = cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event, 0);
+  if (error == cudaSuccess)
+    error = cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event, 0);
   if (event) (void)cudaEventDestroy(event);
   if (error == cudaSuccess) return Status::success();
   return Status::device_error(std::string("ordering two streams: ") + cudaGetErrorName(error));

@@ -38,7 +38,10 @@ packages=(g++ cmake ninja-build git libeigen3-dev catch2 libbenchmark-dev libcli
           nlohmann-json3-dev libfmt-dev libboost-context-dev libmd4c-dev libmd4c-html0-dev)
 docs_packages=(doxygen libjs-mathjax)
 # Optional: installed together with missing ones, or by an explicit `install`.
+# ATTN_MORE_PACKAGES: those that only tests of the Python package need.
 extra_packages=(ccache python3-numpy)
+read -ra more <<<"${ATTN_MORE_PACKAGES:-}"
+extra_packages+=("${more[@]}")
 tools=(g++ cmake ninja git)
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)

@@ -35,7 +35,7 @@ class Bf16:
 
 
 def bf16(x):
-    """bf16 for NumPy: of uint16 the bits as they are, of floats the nearest values (ties to even)."""
+    """bf16 for NumPy: the bits of uint16 as they are, floats rounded to nearest even."""
     x = np.asarray(x)
     if x.dtype == np.uint16:
         return Bf16(x)

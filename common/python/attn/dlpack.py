@@ -79,10 +79,12 @@ class Import:
             raise lib.InvalidValue(f"{name}: its __dlpack__ returned no capsule that is unused")
         struct = _Versioned if kind == VERSIONED else _Managed
         managed = c.cast(_api.PyCapsule_GetPointer(capsule, kind), c.POINTER(struct))
-        if kind == VERSIONED and managed.contents.major != 1:
-            raise lib.InvalidValue(f"{name}: DLPack version {managed.contents.major}: must be 1")
         _api.PyCapsule_SetName(capsule, USED[kind])  # the deleter is ours to call from here on
         self._managed = managed
+        if kind == VERSIONED and managed.contents.major != 1:
+            version = managed.contents.major
+            self.close()
+            raise lib.InvalidValue(f"{name}: DLPack version {version}: must be 1")
         self.read_only = kind == VERSIONED and bool(managed.contents.flags & FLAG_READ_ONLY)
         t = managed.contents.tensor
         self.dtype = _CODES.get((t.code, t.bits)) if t.lanes == 1 else None
@@ -127,7 +129,7 @@ _deleter_versioned = _DELETER_VERSIONED(lambda managed: _forget(c.addressof(mana
 
 @_DESTRUCTOR
 def _destroy(capsule):
-    for kind in (LEGACY, VERSIONED):  # one that nobody consumed
+    for kind in (LEGACY, VERSIONED):  # one that was not consumed
         if _is_valid(capsule, kind):
             _forget(_pointer(capsule, kind))
 

@@ -153,8 +153,9 @@ _PROBLEMS = ({"seqlen_q": 128, "seqlen_k": 128}, {"seqlen_q": 70, "seqlen_k": 15
              {"seqlen_q": 100, "seqlen_k": 60, "causal": True})
 
 
-def check(f, operation="forward", problems=_PROBLEMS, *, inputs=_KINDS, seed=1, to=None, **keywords):
-    """Checks a function of one's own with the suite's inputs, reference and bounds. Returns a Report.
+def check(f, operation="forward", problems=_PROBLEMS, *, inputs=_KINDS, seed=1, to=None,
+          **keywords):
+    """Checks a function of one's own with the suite's inputs, reference and bounds: a Report.
 
     f(q, k, v) returns o or (o, lse); it gets causal=True if the problem is causal, and window,
     softcap, scale likewise. For "backward" f(q, k, v, o, lse, dout) returns (dq, dk, dv); for

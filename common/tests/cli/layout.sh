@@ -57,6 +57,7 @@ done
 includes "a shared kernel header" \
   'kernels/(decode|hopper)/|attn/|device/|emulator/|ptx/|hidden/' common/kernels
 host='api/|attn/|check/|device/|emulator/|exercise/|files/|ptx/|report/|run/'
-includes "a file of common/" "$host|tests/(npy_files|catch|on_page)" \
+# An installed header finds attention.h next to itself.
+includes "a file of common/" "$host|tests/(npy_files|catch|on_page)|attention\.h\$" \
   common/{api,attn,check,device,emulator,exercise,files,ptx,report,run}
 exit $bad

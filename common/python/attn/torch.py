@@ -1,0 +1,172 @@
+"""PyTorch operators with gradients: attention, decoding, paged decoding.
+
+CUDA tensors run on the GPU in PyTorch's current stream, CPU tensors in the emulator. The operators
+torch.ops.attn.* take pointers and strides of tensors, know the shapes of their results without
+running (torch.compile), and never return an input. They need PyTorch 1.13; torch.compile needs 2.4.
+"""
+import torch
+
+from . import judge, operations
+
+_SIZES = ("float scale, float softcap, bool causal, int window_left, int window_right, str layout, "
+          "str step")
+_PACKED = "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
+_library = torch.library.Library("attn", "DEF")
+SHAPES = {}  # operator -> empty results for its arguments, as torch.compile needs them
+
+
+def _register(schema, implementation, shapes):
+    """Defines an operator; `shapes` returns empty results of the right sizes."""
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, implementation, key)
+    if hasattr(torch.library, "register_fake"):
+        torch.library.register_fake(f"attn::{name}", shapes, lib=_library)
+    SHAPES[name] = shapes
+
+
+def _options(scale, softcap, causal, window_left, window_right, layout, step):
+    return {"scale": scale or None, "softcap": softcap, "causal": causal,
+            "window": (window_left, window_right), "layout": layout, "step": step or None}
+
+
+def _packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
+    return {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
+            "max_seqlen_q": max_seqlen_q or None, "max_seqlen_k": max_seqlen_k or None}
+
+
+def _lse_like(q, layout):
+    if q.dim() == 3:
+        return q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
+    b, h, n = q.shape[:3] if layout == "bhnd" else (q.shape[0], q.shape[2], q.shape[1])
+    return q.new_empty((b, h, n), dtype=torch.float32)
+
+
+def _contiguous_like(x):
+    return x.new_empty(x.shape)
+
+
+def _forward(q, k, v, alibi, cu_q, cu_k, max_q, max_k, *options):
+    with torch.no_grad():
+        return operations.forward(q, k, v, alibi=alibi, return_lse=True,
+                                  **_packed(cu_q, cu_k, max_q, max_k), **_options(*options))
+
+
+def _forward_shapes(q, k, v, alibi, cu_q, cu_k, max_q, max_k, *options):
+    return _contiguous_like(q), _lse_like(q, options[5])
+
+
+def _backward(q, k, v, o, lse, dout, alibi, cu_q, cu_k, max_q, max_k, *options):
+    with torch.no_grad():
+        return operations.backward(q, k, v, o, lse, dout, alibi=alibi,
+                                   **_packed(cu_q, cu_k, max_q, max_k), **_options(*options))
+
+
+def _backward_shapes(q, k, v, *_):
+    return _contiguous_like(q), _contiguous_like(k), _contiguous_like(v)
+
+
+def _quantised(q, k, v, dtype, scale, causal, window_left, window_right, layout, step):
+    with torch.no_grad():
+        return operations.quantised_forward(q, k, v, dtype, scale=scale or None, causal=causal,
+                                            window=(window_left, window_right), layout=layout,
+                                            step=step or None, return_lse=True)
+
+
+def _decode(q, k, v, lengths, alibi, *options):
+    with torch.no_grad():
+        return operations.decode(q, k, v, lengths, alibi=alibi, return_lse=True,
+                                 **_options(*options))
+
+
+def _paged_decode(q, k_pages, v_pages, page_table, lengths, *options):
+    with torch.no_grad():
+        return operations.paged_decode(q, k_pages, v_pages, page_table, lengths, return_lse=True,
+                                       **_options(*options))
+
+
+def _paged_decode_shapes(q, k_pages, v_pages, page_table, lengths, *options):
+    o = q.new_empty((*q.shape[:-1], q.shape[-1] if v_pages is not None else 512))
+    return o, _lse_like(q, options[5])
+
+
+def _paged_append(k_new, v_new, k_pages, v_pages, page_table, lengths, step):
+    with torch.no_grad():
+        operations.paged_append(k_new, v_new, k_pages, v_pages, page_table, lengths,
+                                step=step or None)
+
+
+_register(f"forward(Tensor q, Tensor k, Tensor v, Tensor? alibi, {_PACKED}, {_SIZES}) -> "
+          "(Tensor, Tensor)", _forward, _forward_shapes)
+_register("backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor dout, Tensor? "
+          f"alibi, {_PACKED}, {_SIZES}) -> (Tensor, Tensor, Tensor)", _backward, _backward_shapes)
+_register("quantised_forward(Tensor q, Tensor k, Tensor v, str dtype, float scale, bool causal, "
+          "int window_left, int window_right, str layout, str step) -> (Tensor, Tensor)",
+          _quantised,
+          lambda q, k, v, dtype, scale, causal, left, right, layout, step:
+          (_contiguous_like(q), _lse_like(q, layout)))
+_register(f"decode(Tensor q, Tensor k, Tensor v, Tensor lengths, Tensor? alibi, {_SIZES}) -> "
+          "(Tensor, Tensor)", _decode,
+          lambda q, k, v, lengths, alibi, *options: (_contiguous_like(q), _lse_like(q, options[5])))
+_register("paged_decode(Tensor q, Tensor k_pages, Tensor? v_pages, Tensor page_table, Tensor "
+          f"lengths, {_SIZES}) -> (Tensor, Tensor)", _paged_decode, _paged_decode_shapes)
+_register("paged_append(Tensor k_new, Tensor v_new, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor "
+          "page_table, Tensor lengths, str step) -> ()", _paged_append, lambda *_: None)
+
+
+class _Attention(torch.autograd.Function):
+    """An operator of its own would cost a call more; the gradient is found here instead."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, alibi, cu_q, cu_k, max_q, max_k, options, backward_step):
+        o, lse = torch.ops.attn.forward(q, k, v, alibi, cu_q, cu_k, max_q, max_k, *options)
+        ctx.save_for_backward(q, k, v, o, lse, alibi, cu_q, cu_k)
+        ctx.sizes = max_q, max_k, *options[:-1], backward_step
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx, dout, _):
+        if dout is None:
+            return (None,) * 10
+        q, k, v, o, lse, alibi, cu_q, cu_k = ctx.saved_tensors
+        gradients = torch.ops.attn.backward(q, k, v, o, lse, dout.contiguous(), alibi, cu_q, cu_k,
+                                            *ctx.sizes)
+        return (*gradients, *(None,) * 7)
+
+
+def attention(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, alibi=None,
+              cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
+              layout="bhnd", step=None, backward_step=None, return_lse=False):
+    """attn.forward with gradients of q, k and v; `backward_step` names the backward pass's step.
+
+    lse has no gradient, and neither has alibi.
+    """
+    left, right = (-1, -1) if window is None else window
+    options = (float(scale or 0), float(softcap or 0), bool(causal), int(left), int(right), layout,
+               step or "")
+    o, lse = _Attention.apply(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, max_seqlen_q or 0,
+                              max_seqlen_k or 0, options, backward_step or "")
+    return (o, lse) if return_lse else o
+
+
+class _Reference(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, masks):
+        ctx.save_for_backward(q, k, v)
+        ctx.masks = masks
+        return torch.from_numpy(judge.reference(q, k, v, **masks)).to(q)
+
+    @staticmethod
+    def backward(ctx, dout):
+        q, k, v = ctx.saved_tensors
+        found = judge.reference(q, k, v, dout, **ctx.masks)
+        return (*(torch.from_numpy(x).to(q) for x in found), None)
+
+
+def reference(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0):
+    """attn.reference with gradients, as a tensor of q's type and device; it runs on the host."""
+    return _Reference.apply(q, k, v, {"causal": causal, "window": window, "scale": scale,
+                                      "softcap": softcap})

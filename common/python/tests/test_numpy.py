@@ -1,0 +1,258 @@
+"""attn on NumPy arrays: results against the reference, and what is refused, in one line each."""
+import unittest
+
+import attn
+import numpy as np
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def naive(q, k, v, causal=False, scale=None):
+    """The formula in float64, by NumPy alone."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    s = q @ np.repeat(k, group, 1).swapaxes(2, 3) * (scale or q.shape[3] ** -0.5)
+    if causal:
+        rows, keys = s.shape[2:]
+        s = np.where(np.arange(keys) <= np.arange(rows)[:, None] + keys - rows, s, -np.inf)
+    p = np.exp(s - np.maximum(s.max(3, keepdims=True), -1e300))
+    total = p.sum(3, keepdims=True)
+    return p / np.where(total == 0, 1, total) @ np.repeat(v, group, 1)
+
+
+class Numpy(unittest.TestCase):
+    def close(self, got, expected, most):
+        error = np.abs(np.asarray(got, np.float64) - expected).max()
+        self.assertLess(error, most)
+
+    def refused(self, line, f, *arguments, error=attn.InvalidValue, **keywords):
+        with self.assertRaises(error) as caught:
+            f(*arguments, **keywords)
+        self.assertIn(line, str(caught.exception))
+        self.assertNotIn("\n", str(caught.exception))
+
+    def test_reference_is_the_formula(self):
+        q, k, v = normal(0, 2, 4, 9, 24), normal(1, 2, 2, 13, 24), normal(2, 2, 2, 13, 24)
+        for causal in (False, True):
+            expected = naive(q, k, v, causal)
+            self.close(attn.reference(q, k, v, causal=causal), expected, 1e-13)
+
+    def test_reference_takes_all_bits_of_doubles(self):
+        q, k, v = (normal(n, 1, 1, 3, 8).astype(np.float64) for n in range(3))
+        moved = q.copy()
+        moved[0, 0, 1, 2] += 1e-9  # a float32 would not notice
+        by = (attn.reference(moved, k, v) - attn.reference(q, k, v)) / 1e-9
+        slope = attn.reference(q, k, v, np.ones_like(q))[0]
+        self.assertAlmostEqual(by.sum(), slope[0, 0, 1, 2], delta=1e-5)
+
+    def test_gradients_of_the_reference_are_differences(self):
+        tensors = [normal(n, 1, 2, 5, 8).astype(np.float64) for n in range(3)]
+        dout = normal(3, 1, 2, 5, 8).astype(np.float64)
+        gradients = attn.reference(*tensors, dout, causal=True)
+        for n, gradient in enumerate(gradients):
+            for at in ((0, 0, 0, 0), (0, 1, 4, 7), (0, 1, 2, 3)):
+                sides = []
+                for step in (1e-6, -1e-6):
+                    moved = [x.copy() for x in tensors]
+                    moved[n][at] += step
+                    sides.append((attn.reference(*moved, causal=True) * dout).sum())
+                self.assertAlmostEqual((sides[0] - sides[1]) / 2e-6, gradient[at], delta=1e-6)
+
+    def test_forward(self):
+        q, k, v = normal(0, 1, 4, 70, 64), normal(1, 1, 2, 150, 64), normal(2, 1, 2, 150, 64)
+        for kind, most in ((lambda x: x, 1e-5), (np.float16, 3e-3), (attn.bf16, 2e-2)):
+            for causal in (False, True):
+                inputs = [kind(x) for x in (q, k, v)]
+                o, lse = attn.forward(*inputs, causal=causal, return_lse=True)
+                expected = attn.reference(*inputs, causal=causal, return_lse=True)
+                self.close(o, expected[0], most)
+                self.close(lse, expected[1], 1e-4)
+                self.assertEqual(type(o), type(inputs[0]))
+
+    def test_every_forward_step_by_name(self):
+        q, k, v = (attn.bf16(normal(n, 1, 2, 65, 64)) for n in range(3))
+        expected = attn.reference(q, k, v)
+        for name, verdict in attn.which("forward", seqlen_q=65).items():
+            if not verdict.startswith("no"):
+                with self.subTest(name):
+                    self.close(attn.forward(q, k, v, step=name), expected, 2e-2)
+
+    def test_layout_and_strides(self):
+        q, k, v = normal(0, 2, 70, 2, 64), normal(1, 2, 60, 2, 64), normal(2, 2, 60, 2, 64)
+        expected = naive(*(x.swapaxes(1, 2) for x in (q, k, v))).swapaxes(1, 2)
+        self.close(attn.forward(q, k, v, layout="bnhd"), expected, 1e-5)
+        turned = attn.forward(*(x.swapaxes(1, 2) for x in (q, k, v)))
+        self.close(turned, expected.swapaxes(1, 2), 1e-5)
+        wide = np.zeros((2, 70, 2, 65), np.float32)  # rows of 65: not aligned
+        wide[..., 1:] = q
+        self.close(attn.forward(wide[..., 1:], k, v, layout="bnhd"), expected, 1e-5)
+
+    def test_tensors_that_are_not_aligned(self):
+        q = normal(0, 1, 2, 33, 64)
+        expected = attn.reference(q, q, q)
+        memory = np.zeros(q.nbytes + 64, np.uint8)
+        for offset in (4, 8, 20):
+            moved = memory[offset:offset + q.nbytes].view(np.float32).reshape(q.shape)
+            moved[:] = q
+            self.close(attn.forward(moved, moved, q), expected, 1e-5)
+
+    def test_packed_sequences(self):
+        lengths = [5, 130, 17]
+        begins = np.array([0, 5, 135, 152], np.int32)
+        q, k, v = (attn.bf16(normal(n, 152, 2, 64)) for n in range(3))
+        o, lse = attn.forward(q, k, v, cu_seqlens_q=begins, cu_seqlens_k=begins, causal=True,
+                              return_lse=True)
+        self.assertEqual(lse.shape, (2, 152))
+        for n, length in enumerate(lengths):
+            part = slice(begins[n], begins[n] + length)
+            one = [np.asarray(x[part]).swapaxes(0, 1)[None] for x in (q, k, v)]
+            self.close(np.asarray(o[part]).swapaxes(0, 1)[None],
+                       attn.reference(*one, causal=True), 2e-2)
+
+    def test_window_softcap_alibi_scale(self):
+        q, k, v = (attn.bf16(2 * normal(n, 1, 2, 70, 64)) for n in range(3))
+        for options in ({"window": (9, 0)}, {"softcap": 5.0}, {"scale": 0.3},
+                        {"alibi": np.array([0.5, 0.25], np.float32)}):
+            self.close(attn.forward(q, k, v, **options), attn.reference(q, k, v, **options), 4e-2)
+
+    def test_backward(self):
+        q, k, v, dout = (attn.bf16(normal(n, 1, 2, 70, 64)) for n in range(4))
+        o, lse = attn.forward(q, k, v, causal=True, return_lse=True)
+        got = attn.backward(q, k, v, o, lse, dout, causal=True)
+        for x, expected in zip(got, attn.reference(q, k, v, dout, causal=True)):
+            self.close(x, expected, 6e-2)
+
+    def test_decode_and_quantised_cache(self):
+        q, k, v = normal(0, 3, 4, 1, 64), normal(1, 3, 2, 200, 64), normal(2, 3, 2, 200, 64)
+        lengths = np.array([200, 1, 77], np.int32)
+        inputs = [attn.bf16(x) for x in (q, k, v)]
+        expected = attn.reference(*inputs, lengths=lengths)
+        self.close(attn.decode(*inputs, lengths), expected, 2e-2)
+        for _ in range(2):  # the cache is quantised at each call
+            self.close(attn.decode(*inputs, lengths, dtype="int8"), expected, 4e-2)
+            inputs[1] = attn.bf16(k[::-1])
+            expected = attn.reference(*inputs, lengths=lengths)
+
+    def test_quantised_forward(self):
+        q, k, v = (attn.bf16(normal(n, 1, 2, 128, 64)) for n in range(3))
+        expected = attn.reference(q, k, v)
+        for dtype in ("int8", "e4m3"):
+            self.close(attn.quantised_forward(q, k, v, dtype), expected, 0.1)
+
+    def test_pages(self):
+        rng = np.random.default_rng(3)
+        keys, values = normal(1, 2, 64, 2, 64), normal(2, 2, 64, 2, 64)
+        table = rng.permutation(8).reshape(2, 4).astype(np.int32)
+        pools = [attn.bf16(np.full((8, 16, 2, 64), np.nan, np.float32)) for _ in range(2)]
+        lengths = np.array([64, 37], np.int32)
+        for new, pool in ((keys, pools[0]), (values, pools[1])):
+            for b in range(2):
+                for t in range(lengths[b] - 3):
+                    pool.bits[table[b, t // 16], t % 16] = attn.bf16(new[b, t]).bits
+        last = [np.stack([x[b, lengths[b] - 3:lengths[b]] for b in range(2)])
+                for x in (keys, values)]
+        attn.paged_append(*(attn.bf16(x) for x in last), *pools, table, lengths)
+        q = attn.bf16(normal(0, 2, 4, 1, 64))
+        whole = [np.asarray(attn.bf16(x)).swapaxes(1, 2) for x in (keys, values)]
+        fewer = np.array([1, 20], np.int32)  # another schedule
+        self.close(attn.paged_decode(q, *pools, table, fewer),
+                   attn.reference(q, *whole, lengths=fewer), 2e-2)
+        o = attn.paged_decode(q, *pools, table, lengths)
+        self.close(o, attn.reference(q, *whole, lengths=lengths), 2e-2)
+        q = attn.bf16(normal(4, 2, 4, 3, 64))
+        o = attn.paged_prefill(q, *pools, table, lengths)
+        for b in range(2):
+            one = [x[b:b + 1, :, :lengths[b]] for x in whole]
+            self.close(np.asarray(o)[b:b + 1],
+                       attn.reference(np.asarray(q)[b:b + 1], *one, causal=True), 2e-2)
+
+    def test_a_plan_is_for_its_lengths(self):
+        fields = {"backend": attn.library.EMULATED, "batch": 2, "heads": 2, "kv_heads": 2,
+                  "seqlen_q": 1, "seqlen_k": 64, "head_dim": 64}
+        plans = [attn.calls.plan_of("decode", fields, {"lengths_k": np.array(lengths)})
+                 for lengths in ([64, 5], [64, 5], [64, 6])]
+        self.assertIs(plans[0], plans[1])
+        self.assertIsNot(plans[0], plans[2])
+
+    def test_check_tells_a_mistake_in_words(self):
+        self.assertTrue(attn.check(naive))
+        wrong = attn.check(lambda q, k, v, causal=False: naive(q, k, v))
+        self.assertFalse(wrong)
+        self.assertIn("only rows of which a key is masked", str(wrong))
+        scaled = attn.check(lambda q, k, v, causal=False: naive(q, k, v, causal, 1.0),
+                            inputs=("random",))
+        self.assertFalse(scaled)
+        short = attn.check(lambda q, k, v: q[:, :, :1], problems=({},), inputs=("random",))
+        self.assertIn("o: shape [1, 2, 1, 64]: must be [1, 2, 128, 64]", str(short))
+        self.assertFalse(short)
+        self.assertFalse(attn.check(naive, problems=()))  # nothing was checked
+
+    def test_check_of_library_functions(self):
+        for dtype in ("fp16", "bf16"):
+            self.assertTrue(attn.check(attn.forward, dtype=dtype, inputs=("random", "needle")))
+        self.assertTrue(attn.check(attn.backward, "backward", dtype="bf16", inputs=("random",)))
+        self.assertTrue(attn.check(attn.decode, "decode", [{"seqlen_q": 1, "seqlen_k": 90}],
+                                   dtype="bf16", inputs=("random", "needle")))
+        self.assertTrue(attn.check(attn.paged_decode, "paged_decode", [{"seqlen_q": 1}],
+                                   dtype="bf16", inputs=("random",)))
+
+    def test_cost_counts_the_formula(self):
+        found = attn.cost("forward", heads=8, seqlen_q=1024, head_dim=64, gpu="h200")
+        self.assertEqual(found["useful_flop"], 4 * 64 * 8 * 1024 * 1024)
+        self.assertEqual(found["gpu"], "NVIDIA H200 SXM")
+        self.assertGreater(found["seconds"], found["useful_flop"] / 1e15)
+
+    def test_time_needs_a_gpu(self):
+        try:
+            self.assertGreater(attn.time(lambda: None, repeats=1), 0)
+        except attn.DeviceError as error:
+            self.assertIn("times of the emulator mean nothing", str(error))
+
+    def test_refusals(self):
+        q = normal(0, 1, 2, 16, 64)
+        b = attn.bf16(q)
+        self.refused("q: is a list", attn.forward, [1.0], q, q)
+        self.refused("q: type complex64", attn.forward, *[q.astype(np.complex64)] * 3)
+        self.refused("attn.reference takes float64", attn.forward, *[q.astype(np.float64)] * 3)
+        self.refused("k: type fp16, q fp32", attn.forward, q, q.astype(np.float16), q)
+        self.refused("attn.bf16 makes bf16 of it", attn.forward, *[b.bits] * 3)
+        self.refused("native byte order", attn.forward, *[q.astype(">f4")] * 3)
+        self.refused("q: 3 dimensions", attn.forward, *[q[0]] * 3)
+        self.refused("v: [1, 2, 8, 64]: must have the shape of k", attn.forward, q, q, q[:, :, :8])
+        self.refused("negative ones are not accepted", attn.forward, q[:, :, ::-1], q, q)
+        self.refused("stride 2 in the last dimension", attn.forward, q[..., ::2], q[..., ::2],
+                     q[..., ::2])
+        self.refused("all strides are 0", attn.forward,
+                     *[np.broadcast_to(np.float32([1] * 64), (2, 2, 16, 64))] * 3)
+        self.refused("no such step", attn.forward, q, q, q, step="09_none/v1")
+        self.refused("this step takes fp16 and bf16", attn.forward, q, q, q,
+                     step="06_flash_v3_hopper/v14_tuned", error=attn.Unsupported)
+        self.refused("layout hbnd: must be bhnd or bnhd", attn.forward, q, q, q, layout="hbnd")
+        self.refused("scale 0", attn.forward, q, q, q, scale=0)
+        self.refused("cu_seqlens_q: must ascend", attn.forward, b[0], b[0], b[0],
+                     cu_seqlens_q=np.array([0, 9], np.int32),
+                     cu_seqlens_k=np.array([0, 9], np.int32))
+        out = np.zeros_like(q)
+        self.assertIs(attn.forward(q, q, q, out=out), out)
+        out.flags.writeable = False
+        self.refused("o: is read-only", attn.forward, q, q, q, out=out)
+        self.refused("lengths_k[0] is 17: must be from 0 to 16", attn.decode, b[:, :, :1], b, b,
+                     np.array([17], np.int32))
+        self.refused("page_table: indices from 0 to 5", attn.paged_decode, b[:, :, :1],
+                     *[attn.bf16(normal(0, 4, 16, 2, 64))] * 2, np.array([[0, 5]], np.int32),
+                     np.array([20], np.int32))
+        self.refused("dtype int9", attn.quantised_forward, b, b, b, "int9")
+        self.refused("inputs far", attn.check, naive, inputs=("far",))
+
+    def test_bf16_rounds_to_even(self):
+        x = np.array([1.0, 1.00390625, 1.01171875, np.inf, -np.inf, np.nan, 3.4e38], np.float32)
+        got = np.asarray(attn.bf16(x))
+        self.assertEqual(list(got[:3]), [1.0, 1.0, 1.015625])
+        self.assertTrue(np.isinf(got[3:5]).all() and np.isnan(got[5]) and np.isinf(got[6]))
+        nan = np.array([0x7F800001], np.uint32).view(np.float32)  # its upper bits are those of inf
+        self.assertTrue(np.isnan(np.asarray(attn.bf16(nan))[0]))
+
+
+unittest.main(verbosity=2)

@@ -1,0 +1,241 @@
+"""attn with PyTorch: tensor paths, strides, gradients, FlashAttention's names. On the CPU, that is
+in the emulator; what needs a GPU or a newer PyTorch is skipped, by name."""
+import inspect
+import pathlib
+import sys
+import unittest
+
+try:
+    import torch
+except ImportError:
+    print("skipped: PyTorch is not installed (python3-torch)")
+    sys.exit(77)
+import attn
+import attn.flash_attn
+import attn.flash_attn_interface
+import attn.torch
+
+GPU = torch.cuda.is_available()
+COMPILES = hasattr(torch.library, "register_fake")
+
+
+def normal(seed, *shape, dtype=torch.bfloat16, device="cpu"):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(device)
+
+
+def error(a, b):
+    a, b = (torch.as_tensor(x).double().cpu() for x in (a, b))
+    return (a - b).abs().max().item()
+
+
+class Torch(unittest.TestCase):
+    device = "cpu"
+
+    def test_forward_and_types(self):
+        for dtype, most in ((torch.float32, 1e-5), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)):
+            q, k, v = (normal(n, 1, 2, 70, 64, dtype=dtype, device=self.device) for n in range(3))
+            o = attn.forward(q, k, v, causal=True)
+            self.assertEqual((o.dtype, o.device, o.shape), (q.dtype, q.device, q.shape))
+            self.assertLess(error(o, attn.reference(q, k, v, causal=True)), most)
+
+    def test_gradients_against_float64(self):
+        for causal in (False, True):
+            q, k, v = (normal(n, 2, 2, 40, 64, device=self.device).requires_grad_()
+                       for n in range(3))
+            dout = normal(3, 2, 2, 40, 64, device=self.device)
+            attn.torch.attention(q, k, v, causal=causal).backward(dout)
+            expected = attn.reference(q, k, v, dout, causal=causal)
+            for x, want in zip((q, k, v), expected):
+                self.assertLess(error(x.grad, want), 6e-2)
+
+    def test_gradcheck_of_the_reference(self):
+        q, k, v = (normal(n, 1, 2, 5, 8, dtype=torch.float64).requires_grad_() for n in range(3))
+        for options in ({}, {"causal": True}, {"softcap": 2.0}, {"window": (1, 1)}):
+            self.assertTrue(torch.autograd.gradcheck(
+                lambda q, k, v: attn.torch.reference(q, k, v, **options), (q, k, v)))
+
+    def test_strides_of_views(self):
+        x = normal(0, 2, 50, 3, 2, 64, device=self.device)  # [B, N, 3, H, d]
+        q, k, v = x.unbind(2)
+        expected = attn.reference(*(t.transpose(1, 2) for t in (q, k, v)))
+        self.assertLess(error(attn.forward(q, k, v, layout="bnhd").transpose(1, 2), expected), 2e-2)
+        o = attn.forward(*(t.transpose(1, 2) for t in (q, k, v)))
+        self.assertTrue(o.is_contiguous())
+        self.assertLess(error(o, expected), 2e-2)
+
+    def test_gradient_of_a_sum_is_expanded(self):
+        q, k, v = (normal(n, 1, 2, 33, 64, device=self.device).requires_grad_() for n in range(3))
+        attn.torch.attention(q, k, v).sum().backward()
+        self.assertLess(error(v.grad, attn.reference(q, k, v, torch.ones_like(q))[2]), 6e-2)
+
+    def test_lse_alone_has_no_gradient(self):
+        q, k, v = (normal(n, 1, 2, 33, 64, device=self.device).requires_grad_() for n in range(3))
+        _, lse = attn.torch.attention(q, k, v, return_lse=True)
+        self.assertFalse(lse.requires_grad)
+
+    def test_operators(self):
+        q, k, v = (normal(n, 1, 2, 33, 64, device=self.device) for n in range(3))
+        options = (0.0, 0.0, False, -1, -1, "bhnd", "")
+        o, lse = torch.ops.attn.forward(q, k, v, None, None, None, 0, 0, *options)
+        self.assertLess(error(o, attn.reference(q, k, v)), 2e-2)
+        for t in (torch.ops.attn.backward(q, k, v, o, lse, q, None, None, None, 0, 0, *options)):
+            self.assertEqual(t.shape, q.shape)
+
+    def test_shapes_are_known_without_running(self):
+        options = (0.0, 0.0, False, -1, -1)
+        q, k = normal(0, 2, 30, 4, 64), normal(1, 2, 50, 2, 64)
+        begins = torch.tensor([0, 20, 30], dtype=torch.int32)
+        begins_k = torch.tensor([0, 20, 50], dtype=torch.int32)
+        lengths = torch.tensor([50, 7], dtype=torch.int32)
+        table = torch.arange(8, dtype=torch.int32).view(2, 4)
+        pool, latent = normal(2, 8, 16, 2, 64), normal(3, 8, 64, 1, 576)
+        for name, arguments in (
+                ("forward", (q, k, k, None, None, None, 0, 0, *options, "bnhd", "")),
+                ("forward", (q.mT.mT.transpose(1, 2), *[k.transpose(1, 2)] * 2, None, None, None,
+                             0, 0, *options, "bhnd", "")),
+                ("forward", (q[0], k[0], k[0], None, begins, begins_k, 20, 30, *options, "bnhd",
+                             "")),
+                ("backward", (q, k, k, q, torch.zeros(2, 4, 30), q, None, None, None, 0, 0,
+                              *options, "bnhd", "")),
+                ("quantised_forward", (q, k, k, "int8", 0.0, False, -1, -1, "bnhd", "")),
+                ("decode", (q[:, :1], k, k, lengths, None, *options, "bnhd", "")),
+                ("paged_decode", (q[:, :1], pool, pool, table, lengths, *options, "bnhd", "")),
+                ("paged_decode", (normal(4, 2, 1, 16, 576), latent, None, table, lengths, *options,
+                                  "bnhd", ""))):
+            found = getattr(torch.ops.attn, name)(*arguments)
+            expected = attn.torch.SHAPES[name](*arguments)
+            self.assertEqual([(x.shape, x.dtype, x.stride()) for x in found],
+                             [(x.shape, x.dtype, x.stride()) for x in expected], name)
+
+    def test_refusals(self):
+        q = normal(0, 1, 2, 16, 64, device=self.device)
+        for line, arguments in (
+                ("q: requires a gradient", (q.clone().requires_grad_(), q, q)),
+                ("q: type torch.complex64", (q.to(torch.complex64),) * 3),
+                ("q: layout torch.sparse_coo", (q.float().to_sparse(), q, q)),
+                ("q: device meta", (q.to("meta"), q, q)),
+                ("overlap rows of 64", (q[:, :1].expand(1, 2, 16, 64), q, q)),
+                ("lazy conjugate or negative",
+                 (q.to(torch.complex64).conj().imag, q.float(), q.float()))):
+            with self.subTest(line), self.assertRaises(attn.InvalidValue) as caught:
+                attn.forward(*arguments)
+            self.assertIn(line, str(caught.exception))
+            self.assertNotIn("\n", str(caught.exception))
+
+    def test_strides_of_more_than_31_bits(self):
+        far = torch.empty(2 ** 31 + 128, dtype=torch.bfloat16)  # only its ends are touched
+        x = torch.as_strided(far, (2, 1, 1, 64), (2 ** 31, 64, 64, 1))
+        x.copy_(normal(0, 2, 1, 1, 64))
+        self.assertLess(error(attn.forward(x, x, x), attn.reference(x, x, x)), 2e-2)
+
+    def test_names_of_flash_attention(self):
+        recorded = pathlib.Path(__file__).with_name("signatures.txt").read_text().splitlines()
+        for line in recorded:
+            name, _, parameters = line.partition("(")
+            module, _, function = name.rpartition(".")
+            ours = inspect.signature(getattr(getattr(attn, module), function))
+            plain = ours.replace(parameters=[p.replace(annotation=p.empty)
+                                             for p in ours.parameters.values()])
+            self.assertEqual(str(plain), "(" + parameters)
+
+    def test_flash_attn(self):
+        fa = attn.flash_attn
+        q, k, v = (normal(n, 2, 40, 2, 64, device=self.device).requires_grad_() for n in range(3))
+        expected = attn.reference(*(x.transpose(1, 2) for x in (q, k, v)), causal=True)
+        out, lse, matrix = fa.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+        self.assertLess(error(out.transpose(1, 2), expected), 2e-2)
+        self.assertEqual((lse.shape, matrix), ((2, 2, 40), None))
+        out.sum().backward()
+        self.assertLess(error(fa.flash_attn_qkvpacked_func(torch.stack([q, k, v], 2), causal=True),
+                              out), 1e-6)
+        self.assertLess(error(fa.flash_attn_kvpacked_func(q, torch.stack([k, v], 2), causal=True),
+                              out), 1e-6)
+        begins = torch.tensor([0, 40, 80], dtype=torch.int32, device=self.device)
+        flat = [x.detach().flatten(0, 1) for x in (q, k, v)]
+        packed = fa.flash_attn_varlen_func(*flat, begins, begins, 40, 40, causal=True)
+        self.assertLess(error(packed.view_as(out), out), 2e-2)
+        one = fa.flash_attn_varlen_qkvpacked_func(torch.stack(flat, 1), begins, 40, causal=True)
+        self.assertLess(error(one, packed), 1e-6)
+        with self.assertRaisesRegex(attn.Unsupported, "dropout_p: must be 0.0"):
+            fa.flash_attn_func(q, k, v, dropout_p=0.1)
+
+    def test_flash_attn_interface(self):
+        fa = attn.flash_attn_interface
+        q, k, v = (normal(n, 1, 40, 2, 64, device=self.device) for n in range(3))
+        out, lse = fa.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+        self.assertLess(error(out, attn.flash_attn.flash_attn_func(q, k, v, causal=True)), 1e-6)
+        gqa = torch.cat([q, k[:, :, :1], v[:, :, :1]], 2)
+        self.assertEqual(fa.flash_attn_qkvpacked_func(gqa, num_heads_q=2).shape, q.shape)
+        with self.assertRaisesRegex(attn.Unsupported, "attention_chunk"):
+            fa.flash_attn_func(q, k, v, attention_chunk=64)
+
+    def test_kv_cache(self):
+        for fa, table in ((attn.flash_attn, "block_table"),
+                          (attn.flash_attn_interface, "page_table")):
+            q, k, v = (normal(n, 2, 1, 2, 64, device=self.device) for n in range(3))
+            kc, vc = (normal(n, 2, 64, 2, 64, device=self.device) for n in (3, 4))
+            filled = torch.tensor([30, 9], dtype=torch.int32, device=self.device)
+            pools = [x.reshape(8, 16, 2, 64).clone() for x in (kc, vc)]
+            out = fa.flash_attn_with_kvcache(q, kc, vc, k, v, cache_seqlens=filled)
+            self.assertTrue(torch.equal(kc[0, 30], k[0, 0]) and torch.equal(vc[1, 9], v[1, 0]))
+            expected = attn.reference(*(x.transpose(1, 2) for x in (q, kc, vc)),
+                                      lengths=filled.cpu() + 1)
+            self.assertLess(error(out.transpose(1, 2), expected), 2e-2)
+            pages = torch.arange(8, dtype=torch.int32, device=self.device).view(2, 4)
+            paged = fa.flash_attn_with_kvcache(q, *pools, k, v, cache_seqlens=filled,
+                                               **{table: pages})
+            self.assertLess(error(paged, out), 2e-2)
+            self.assertTrue(torch.equal(pools[0][1, 14], k[0, 0]))
+
+    @unittest.skipUnless(COMPILES, "needs PyTorch 2.4: opcheck and torch.compile")
+    def test_compile(self):
+        q, k, v = (normal(n, 1, 2, 64, 64, device=self.device) for n in range(3))
+        options = (0.0, 0.0, False, -1, -1, "bhnd", "")
+        torch.library.opcheck(torch.ops.attn.forward.default,
+                              (q, k, v, None, None, None, 0, 0, *options))
+        compiled = torch.compile(lambda *x: attn.torch.attention(*x, causal=True) * 2,
+                                 fullgraph=True)
+        for _ in range(2):
+            inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+            out = compiled(*inputs)
+            out.sum().backward()
+            self.assertLess(error(out, 2 * attn.forward(q, k, v, causal=True)), 1e-2)
+            self.assertIsNotNone(inputs[1].grad)
+
+
+@unittest.skipUnless(GPU, "needs a GPU")
+class TorchOnGpu(Torch):
+    device = "cuda"
+
+    def test_cuda_graph(self):
+        q, k, v = (normal(n, 2, 4, 256, 128, device="cuda") for n in range(3))
+        attn.forward(q, k, v, causal=True)  # prepares a workspace
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            o = attn.forward(q, k, v, causal=True)
+        q.copy_(normal(7, 2, 4, 256, 128))
+        graph.replay()
+        torch.cuda.synchronize()
+        self.assertLess(error(o, attn.reference(q, k, v, causal=True)), 3e-2)
+
+    def test_two_streams(self):
+        inputs = [[normal(3 * s + n, 2, 4, 512, 128, device="cuda") for n in range(3)]
+                  for s in range(2)]
+        torch.cuda.synchronize()
+        streams, outputs = [torch.cuda.Stream() for _ in range(2)], []
+        for _ in range(20):
+            for stream, tensors in zip(streams, inputs):
+                with torch.cuda.stream(stream):
+                    outputs.append(attn.forward(*tensors, causal=True))
+        torch.cuda.synchronize()
+        for n, o in enumerate(outputs):
+            self.assertTrue(torch.equal(o, outputs[n % 2]))
+
+    def test_two_devices_are_refused(self):
+        q = normal(0, 1, 2, 16, 64)
+        with self.assertRaisesRegex(attn.InvalidValue, "k: is on cpu, q on cuda:0"):
+            attn.forward(q.cuda(), q, q)
+
+
+unittest.main(verbosity=2)
