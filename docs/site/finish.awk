@@ -133,6 +133,9 @@ kind == "page" {
     line = line rest
 }
 
+# Doxygen takes names in Python for those of C++: attn.forward is not attn::forward.
+FILENAME ~ /^attention_in_an_hour/ && /<div class="line">/ { gsub(/<\/?a[^>]*>/, "", line) }
+
 kind == "page" && /<table class="(markdownTable|doxtable)"/ {
     sub(/<table class="/, "<div class=\"table\">&", line)
     in_table = 1
