@@ -157,7 +157,7 @@ ATTN_OPERATION(decode)
 ATTN_OPERATION(paged_decode)
 ATTN_OPERATION(paged_prefill)
 ATTN_OPERATION(paged_append)
-ATTN_OPERATION(quantised_forward) /* dtype int8, e4m3 or int4 */
+ATTN_OPERATION(quantised_forward) /* dtype int8 or e4m3; no step takes int4 */
 #undef ATTN_OPERATION
 
 ATTN_API size_t attn_plan_workspace_bytes(const attn_plan* plan);

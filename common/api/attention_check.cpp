@@ -171,7 +171,8 @@ std::string cost(const char* operation_name, const attn_problem* from, const cha
                               {"exp", phase.exp},
                               {"hbm_read", phase.hbm_read},
                               {"hbm_write", phase.hbm_write},
-                              {"l2_bytes", phase.l2_bytes},
+                              {"l2_bytes", phase.l2_bytes > 0 ? nlohmann::json(phase.l2_bytes)
+                                                              : nlohmann::json()},
                               {"seconds", predicted.phases[n].seconds},
                               {"bound_by", predicted.phases[n].binding}});
   }

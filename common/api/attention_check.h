@@ -46,8 +46,8 @@ ATTN_API attn_status attn_check_output(const attn_check* check, const char* name
 ATTN_API void attn_check_end(attn_check* check);
 
 /** The cost model of the problem's step (null: the best one) as JSON: operations and bytes per
-    phase, and the roofline time on `gpu` (a name such as "h200"; null: this machine's, or h200)
-    by its datasheet. */
+    phase (null: not modelled), and the roofline time by the datasheet of `gpu`: a name such as
+    "h200"; null: this machine's, or h200. */
 ATTN_API attn_status attn_cost(const char* operation, const attn_problem* problem, const char* gpu,
                                char* text, size_t bytes, size_t* needed);
 

@@ -267,7 +267,7 @@ class Pattern {
     }
     const Count nothing = rows[Seen::nothing], some = rows[Seen::some], all = rows[Seen::all];
     if (nothing.all > 0 && nothing.wrong == wrong_rows_ && some.all + all.all > 0) {
-      clauses.emplace_back("only rows with nothing to attend");
+      clauses.emplace_back("only fully masked rows");
       keep([&](std::size_t r) { return of_row[r] == Seen::nothing; });
     } else if (all.all > 0 && all.wrong == 0 && some.wrong == some.all &&
                (nothing.wrong == 0 || nothing.wrong == nothing.all)) {
@@ -279,7 +279,7 @@ class Pattern {
       });
     } else if (nothing.all > 0 && nothing.wrong == 0) {
       if (some.wrong + all.wrong == some.all + all.all)
-        clauses.emplace_back("only rows that see a key");
+        clauses.emplace_back("only rows with a visible key");
       keep([&](std::size_t r) { return of_row[r] != Seen::nothing; });
     }
   }
@@ -322,7 +322,7 @@ class Pattern {
         others_end = std::max(others_end, end);
     }
     return others_end > 0 && others_end < least_end
-               ? fmt::format(" (those that see keys from {} on)", others_end)
+               ? fmt::format(" (those to which keys from {} on are visible)", others_end)
                : "";
   }
 

@@ -135,7 +135,7 @@ TEST_CASE("a softcap by the hardware's tanh is accepted, by a worse one not", "[
 
 // ---- NaN, infinity, and the message -----------------------------------------------------
 
-TEST_CASE("rows with nothing to attend must be exactly 0 and -inf", "[check]") {
+TEST_CASE("fully masked rows must be exactly 0 and -inf", "[check]") {
   for (const DType dtype : kTypes) {
     Problem p = problem_of(dtype, InputKind::random, 33, true);
     p.seqlen_k = 17;  // queries 0 to 15 are fully masked

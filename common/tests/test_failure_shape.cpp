@@ -135,13 +135,13 @@ TEST_CASE("a place that wrong columns share is named", "[shape]") {
 TEST_CASE("rows are told by the keys that they see", "[shape]") {
   const Right causal(plain(200, 200, true));
   CHECK(causal.where([](auto, auto, auto i, auto) { return i >= 64; }) ==
-        "only rows 64 and on (those that see keys from 64 on); all 1632 such rows are wrong, in "
-        "all columns");
+        "only rows 64 and on (those to which keys from 64 on are visible); all 1632 such rows are "
+        "wrong, in all columns");
   const Right longer(plain(80, 50, true));  // rows 0 to 29 are fully masked
   CHECK(longer.where([](auto, auto, auto i, auto) { return i < 30; }) ==
-        "only rows with nothing to attend; all 360 such rows are wrong, in all columns");
+        "only fully masked rows; all 360 such rows are wrong, in all columns");
   CHECK(longer.where([](auto, auto, auto i, auto) { return i >= 30; }) ==
-        "only rows that see a key; all 600 such rows are wrong, in all columns");
+        "only rows with a visible key; all 600 such rows are wrong, in all columns");
   CHECK(longer.where([](auto, auto, auto i, auto) { return i < 79; }) ==
         "only rows of which a key is masked; all 948 such rows are wrong, in all columns");
   CHECK(longer.where([](auto, auto, auto i, auto) { return i >= 30 && i < 79; }) ==

@@ -193,7 +193,7 @@ TEST_CASE("masks are held to the shape of their problem", "[reference]") {
   CHECK_THROWS_AS(BlockMask(2, 3, {1, 1, 3, 3}, std::vector<bool>(8)), InputError);
 }
 
-TEST_CASE("rows with nothing to attend are 0 and -inf", "[reference]") {
+TEST_CASE("fully masked rows are 0 and -inf", "[reference]") {
   Problem p = make(9, 4, true);
   p.finish();
   const auto expected = forward_reference(p, draw(p), {});

@@ -17,7 +17,7 @@ NUMPY_OF = {"fp16": np.float16, "fp32": np.float32, "fp64": np.float64, "int32":
 
 
 class Bf16:
-    """A NumPy array of bf16: `bits` is its uint16 array. NumPy functions see it as float32."""
+    """A NumPy array of bf16: `bits` is its uint16 array; np.asarray(x) is float32."""
 
     def __init__(self, bits):
         self.bits = bits

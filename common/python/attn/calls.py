@@ -169,17 +169,20 @@ class Call:
         t = getattr(self.tensors, name)
         t.data, t.stride_batch, t.stride_head, t.stride_row = (found.pointer, *steps)
 
-    def array(self, name, x, dtype, shape, written=False):
-        """An array of the call that has no strides: lengths, tables, slopes, lse."""
-        found = self.view(name, x, None, written)
+    def array(self, name, x, dtype, shape, title=None):
+        """An array that is read and has no strides: lengths, tables, slopes, lse."""
+        title = title or name
+        if isinstance(x, (list, tuple)) and all(v.device == "cpu" for v in self.views):
+            x = np.array(x, arrays.NUMPY_OF[dtype])
+        found = self.view(title, x)
         if found.dtype != dtype or found.shape != tuple(shape):
-            raise lib.InvalidValue(f"{name}: {found.dtype} {list(found.shape)}: must be {dtype} "
+            raise lib.InvalidValue(f"{title}: {found.dtype} {list(found.shape)}: must be {dtype} "
                                    f"{list(shape)}")
         if found.strides != dlpack.contiguous(found.shape) and found.shape[0] > 1:
-            raise lib.InvalidValue(f"{name}: strides {list(found.strides)}: must be contiguous")
-        if found.pointer % 16 and found.family in ("numpy", "torch") and not written:
+            raise lib.InvalidValue(f"{title}: strides {list(found.strides)}: must be contiguous")
+        if found.pointer % 16 and found.family in ("numpy", "torch"):
             copy = found.owner.clone() if found.family == "torch" else found.owner.copy()
-            found = self.view(name, copy)
+            found = self.view(title, copy)
         setattr(self.tensors, name, found.pointer)
         return found
 

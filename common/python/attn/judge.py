@@ -1,5 +1,6 @@
 """The suite's reference, checker, cost model and timer."""
 import ctypes as c
+import inspect
 import json
 import statistics
 
@@ -23,7 +24,7 @@ def _problem(operation, dtype, batch, heads, kv_heads, seqlen_q, seqlen_k, head_
     left, right = (-1, -1) if window is None else window
     p = lib.problem(
         backend=lib.GPU if device == "gpu" else lib.EMULATED, dtype=lib.DTYPES[dtype], batch=batch,
-        heads=heads, kv_heads=kv_heads or heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k or seqlen_q,
+        heads=heads, kv_heads=kv_heads or heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
         head_dim=head_dim, causal=int(causal), window_left=left, window_right=right,
         softmax_scale=scale or 0, softcap=softcap, page_size=page_size, max_pages=max_pages,
         num_pages=num_pages or batch * max_pages, step=step.encode() if step else None)
@@ -37,12 +38,20 @@ def _problem(operation, dtype, batch, heads, kv_heads, seqlen_q, seqlen_k, head_
     return p
 
 
+_FEW_QUERIES = ("decode", "paged_decode", "paged_append")
+
+
 def _with_defaults(function):
     """Sizes and masks of a problem as keywords, with their defaults, for `function(p, ...)`."""
-    def of(operation="forward", *arguments, dtype="bf16", batch=1, heads=2, kv_heads=None,
-           seqlen_q=128, seqlen_k=None, head_dim=64, causal=False, window=None, scale=None,
+    def of(operation="forward", *arguments, dtype=None, batch=1, heads=2, kv_heads=None,
+           seqlen_q=None, seqlen_k=None, head_dim=64, causal=False, window=None, scale=None,
            softcap=0.0, step=None, lengths_k=None, page_size=16, num_pages=None, max_pages=8,
            device="emulated", **others):
+        dtype = dtype or ("e4m3" if operation == "quantised_forward" else "bf16")
+        if seqlen_q is None:
+            seqlen_q = 1 if operation in _FEW_QUERIES else 128
+        if seqlen_k is None:
+            seqlen_k = 128 if operation in _FEW_QUERIES else seqlen_q
         p = _problem(operation, dtype, batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, causal,
                      window, scale, softcap, step, lengths_k, page_size, num_pages, max_pages,
                      device)
@@ -120,10 +129,11 @@ def reference(q, k, v, dout=None, *, causal=False, window=None, scale=None, soft
 
 
 class Report:
-    """What attn.check found: true if everything passed; str() tells the failures.
+    """What attn.check found: true if everything passed; str() tells the first failures.
 
-    `lines`: what was found for each problem and output, passed or not.
+    `lines`: what was found for each problem and output, passed or not; `failures`: the failures.
     """
+    _SHOWN = 4
 
     def __init__(self):
         self.count, self.failures, self.lines = 0, [], []
@@ -138,8 +148,10 @@ class Report:
         return self.count > 0 and not self.failures
 
     def __str__(self):
-        return "\n".join([*self.failures, f"{self.count - len(self.failures)} of {self.count} "
-                          "outputs are correct"])
+        more = len(self.failures) - self._SHOWN
+        return "\n".join([*self.failures[:self._SHOWN],
+                          *([f"... and {more} more failures (.failures)"] if more > 0 else []),
+                          f"{self.count - len(self.failures)} of {self.count} outputs are correct"])
 
     __repr__ = __str__
 
@@ -164,6 +176,8 @@ def check(f, operation="forward", problems=_PROBLEMS, *, inputs=_KINDS, seed=1, 
     the keywords of attn.which(). A failure is told in words: the first wrong element, and the
     pattern of all: a tile, a head, a range of keys, a factor.
     """
+    if operation not in _ARGUMENTS:
+        raise lib.InvalidValue(f"operation {operation}: must be {', '.join(_ARGUMENTS)}")
     report = Report()
     for given in problems:
         options = {"dtype": "fp32", **keywords, **given}
@@ -172,19 +186,34 @@ def check(f, operation="forward", problems=_PROBLEMS, *, inputs=_KINDS, seed=1, 
     return report
 
 
+_ARGUMENTS = {"forward": "q k v", "backward": "q k v o lse do", "decode": "q k v seqused_k",
+              "paged_decode": "q k v page_table seqused_k"}
+
+
+def _must_take(f, tensors, options, title):
+    """Says so if f cannot be called with the options of a problem."""
+    try:
+        signature = inspect.signature(f)
+    except ValueError:  # a built-in function
+        return
+    try:
+        signature.bind(*tensors, **options)
+    except TypeError as error:
+        given = ", ".join(f"{name}={value}" for name, value in options.items()) or "tensors"
+        raise lib.InvalidValue(f"f: cannot be called for {title}: {error}; it must take {given}, "
+                               "or the problems must be without") from None
+
+
 def _check_one(report, f, operation, options, kind, seed, to):
     title = " ".join([kind, *(f"{name}={value}" for name, value in options.items())])
     with _Drawn(operation, kind, seed, **options) as drawn:
-        order = {"forward": "q k v", "backward": "q k v o lse do", "decode": "q k v seqused_k",
-                 "paged_decode": "q k v page_table seqused_k"}.get(operation)
-        if order is None:
-            raise lib.InvalidValue(f"operation {operation}: must be forward, backward, decode or "
-                                   "paged_decode")
         passed_on = {name: options[name] for name in ("causal", "window", "softcap", "scale")
                      if options.get(name)}
-        tensors = [drawn.inputs[name] for name in order.split()]
-        results = f(*(to(x) for x in tensors) if to else tensors, **passed_on)
-        results = results if isinstance(results, tuple) else (results,)
+        tensors = [drawn.inputs[name] for name in _ARGUMENTS[operation].split()]
+        tensors = [to(x) for x in tensors] if to else tensors
+        _must_take(f, tensors, passed_on, title)
+        results = f(*tensors, **passed_on)
+        results = results if isinstance(results, (tuple, list)) else (results,)
         names = ("dq", "dk", "dv") if operation == "backward" else ("o", "lse")
         for name, result in zip(names, results):
             ok, text = drawn.judge(name, result)
@@ -215,6 +244,8 @@ class _Drawn:
 
     def judge(self, name, result):
         dtype, shape = self._outputs[name]
+        if not hasattr(result, "shape"):
+            return False, f"{name}: is a {type(result).__name__}: must be an array"
         x = arrays.to_numpy(result)
         if x.size != np.prod(shape, dtype=np.int64):
             return False, f"{name}: shape {list(x.shape)}: must be {list(shape)}"

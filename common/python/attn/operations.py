@@ -93,9 +93,9 @@ def forward(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, alib
 
 def quantised_forward(q, k, v, dtype, *, causal=False, window=None, scale=None, layout="bhnd",
                       step=None, return_lse=False, out=None, stream=None):
-    """Attention of bf16 tensors whose products are in `dtype`: "int8", "e4m3" or "int4"."""
-    if dtype not in ("int8", "e4m3", "int4"):
-        raise InvalidValue(f"dtype {dtype}: must be int8, e4m3 or int4")
+    """Attention of bf16 tensors, quantised to `dtype`: "int8" or "e4m3"."""
+    if dtype not in ("int8", "e4m3"):
+        raise InvalidValue(f"dtype {dtype}: must be int8 or e4m3")
     return _forward("quantised_forward", dtype, q, k, v, causal, window, scale, 0, None, None, None,
                     None, None, layout, step, return_lse, out, stream)
 
@@ -127,7 +127,7 @@ def backward(q, k, v, o, lse, dout, *, causal=False, window=None, scale=None, so
 def _lengths(call, lengths, host_lengths):
     """Valid keys of each sequence: on the device, and on the host where they are known."""
     batch = call.fields["batch"]
-    found = call.array("seqused_k", lengths, "int32", (batch,))
+    found = call.array("seqused_k", lengths, "int32", (batch,), title="lengths")
     if host_lengths is None and found.device == "cpu":
         host_lengths = arrays.to_numpy(lengths)
     if host_lengths is not None:
@@ -139,8 +139,8 @@ def decode(q, k, v, lengths, *, causal=False, window=None, scale=None, softcap=0
     """Attention of a few queries per sequence to a KV cache: o, or (o, lse).
 
     k and v [B, Hkv, Nk, d] have room for Nk keys, of which `lengths`, int32 [B], are valid.
-    `dtype`: "int8" or "int4" for a step that quantises the cache. Steps that schedule on the host
-    need `host_lengths` if `lengths` is on a GPU.
+    `dtype`: "int8", "int4" or "e4m3" for a step that quantises the cache. Steps that schedule on
+    the host need `host_lengths` if `lengths` is on a GPU.
     """
     from .library import DTYPES
     call = Call("decode", layout, step, stream)

@@ -126,7 +126,7 @@ class Numpy(unittest.TestCase):
 
     def test_decode_and_quantised_cache(self):
         q, k, v = normal(0, 3, 4, 1, 64), normal(1, 3, 2, 200, 64), normal(2, 3, 2, 200, 64)
-        lengths = np.array([200, 1, 77], np.int32)
+        lengths = [200, 1, 77]
         inputs = [attn.bf16(x) for x in (q, k, v)]
         expected = attn.reference(*inputs, lengths=lengths)
         self.close(attn.decode(*inputs, lengths), expected, 2e-2)
@@ -188,15 +188,25 @@ class Numpy(unittest.TestCase):
         self.assertIn("o: shape [1, 2, 1, 64]: must be [1, 2, 128, 64]", str(short))
         self.assertFalse(short)
         self.assertFalse(attn.check(naive, problems=()))  # nothing was checked
+        none = attn.check(lambda q, k, v: None, problems=({},), inputs=("random",))
+        self.assertIn("o: is a NoneType: must be an array", str(none))
+        many = attn.check(lambda q, k, v, **_: q * 0)
+        self.assertIn(f"... and {len(many.failures) - 4} more failures", str(many))
+        self.refused("it must take causal=True", attn.check, lambda q, k, v: naive(q, k, v))
+        self.refused("operation prefill: must be forward, backward", attn.check, naive, "prefill")
 
     def test_check_of_library_functions(self):
         for dtype in ("fp16", "bf16"):
             self.assertTrue(attn.check(attn.forward, dtype=dtype, inputs=("random", "needle")))
         self.assertTrue(attn.check(attn.backward, "backward", dtype="bf16", inputs=("random",)))
-        self.assertTrue(attn.check(attn.decode, "decode", [{"seqlen_q": 1, "seqlen_k": 90}],
-                                   dtype="bf16", inputs=("random", "needle")))
-        self.assertTrue(attn.check(attn.paged_decode, "paged_decode", [{"seqlen_q": 1}],
-                                   dtype="bf16", inputs=("random",)))
+        self.assertTrue(attn.check(attn.decode, "decode", [{}, {"seqlen_k": 90}], dtype="bf16",
+                                   inputs=("random", "needle")))
+        self.assertTrue(attn.check(attn.paged_decode, "paged_decode", [{}], dtype="bf16",
+                                   inputs=("random",)))
+
+    def test_defaults_of_which_suit_the_operation(self):
+        for operation in attn.library.OPERATIONS:
+            self.assertIn("best", attn.which(operation).values(), operation)
 
     def test_cost_counts_the_formula(self):
         found = attn.cost("forward", heads=8, seqlen_q=1024, head_dim=64, gpu="h200")
@@ -243,6 +253,8 @@ class Numpy(unittest.TestCase):
         self.refused("page_table: indices from 0 to 5", attn.paged_decode, b[:, :, :1],
                      *[attn.bf16(normal(0, 4, 16, 2, 64))] * 2, np.array([[0, 5]], np.int32),
                      np.array([20], np.int32))
+        self.refused("lengths: fp32 [1]: must be int32 [1]", attn.decode, b[:, :, :1], b, b,
+                     np.float32([3]))
         self.refused("dtype int9", attn.quantised_forward, b, b, b, "int9")
         self.refused("inputs far", attn.check, naive, inputs=("far",))
 
