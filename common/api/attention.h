@@ -78,6 +78,11 @@ typedef struct attn_problem {
   double softmax_scale;              /**< 0: 1 / sqrt(head_dim) */
   double softcap;                    /**< scores become softcap * tanh(score / softcap); 0: off */
   int32_t alibi;                     /**< 1: attn_tensors::alibi has a slope per query head */
+  double dropout;                    /**< fraction of P set to 0, rounded to 1/256 (forward,
+                                          backward) */
+  uint64_t seed;                     /**< which elements: equal in forward and backward */
+  int32_t sinks;                     /**< 1: attn_tensors::sinks has a logit per query head
+                                          (paged_decode) */
 
   /** Sequences of different lengths without padding (forward, backward, paged prefill): Q is
      [total_q, Hq, d], K and V are [total_k, Hkv, d], lse is [Hq, total_q]; cu_seqlens_q and
@@ -128,6 +133,7 @@ typedef struct attn_tensors {
   attn_tensor k_new, v_new;
   float* lse;                  /**< [B, Hq, Nq], natural logarithm */
   const float* alibi;          /**< [Hq] */
+  const float* sinks;          /**< [Hq], -inf for a head without one */
   const int32_t* cu_seqlens_q; /**< [B + 1] */
   const int32_t* cu_seqlens_k; /**< [B + 1] */
   const int32_t* seqused_k;    /**< [B], each at most seqlen_k */
@@ -182,6 +188,9 @@ ATTN_API void attn_plan_destroy(attn_plan* plan);
 ATTN_API const char* attn_last_error(void);
 /** The names of all steps, one per line with the operation: "01_naive/v1_global forward". */
 ATTN_API const char* attn_steps(void);
+/** A step as JSON: operation, idea, dtypes and head_dims (empty: any), most_queries (0: any),
+    deterministic (bit-equal from run to run), features, support, compute_capability. */
+ATTN_API attn_status attn_describe(const char* step, char* text, size_t bytes, size_t* needed);
 /** One line per step of an operation ("forward"): whether it takes the problem, or why not; the
     step that null selects is marked "best". Writes at most `bytes` bytes to `text`, 0 at the end;
     `needed` (may be null) is the size of the whole text. */

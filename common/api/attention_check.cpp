@@ -179,6 +179,31 @@ std::string cost(const char* operation_name, const attn_problem* from, const cha
   return json.dump();
 }
 
+std::string describe(const char* step_name) {
+  const std::string_view wanted = not_null(step_name, "step");
+  const auto found = std::ranges::find(all_steps(), wanted, &NamedStep::name);
+  if (found == all_steps().end())
+    fail(ATTN_INVALID_VALUE,
+         fmt::format("step {}: no such step; attn_steps() lists all", step_name));
+  const Step& step = *found->step;
+  nlohmann::json dtypes = nlohmann::json::array();
+  if (const DType to = quantises_to(step); to != DType::bf16)
+    dtypes.push_back(name(to));
+  else
+    for (const DType type : step.limits.dtypes) dtypes.push_back(name(type));
+  return nlohmann::json{{"step", found->name},
+                        {"operation", step.operation->name},
+                        {"idea", step.idea},
+                        {"dtypes", dtypes},
+                        {"head_dims", step.limits.head_dims},
+                        {"most_queries", step.limits.most_queries},
+                        {"deterministic", step.deterministic},
+                        {"features", step.takes},
+                        {"support", step.support},
+                        {"compute_capability", step.needs.compute_capability / 10.0}}
+      .dump();
+}
+
 // The function that GpuTimer launches: the one that attn_time was given in this thread.
 thread_local int (*launched)(void*) = nullptr;
 thread_local void* launched_with = nullptr;
@@ -303,6 +328,9 @@ void attn_check_end(attn_check* check) { delete check; }
 attn_status attn_cost(const char* operation, const attn_problem* problem, const char* gpu,
                       char* text, size_t bytes, size_t* needed) {
   return guarded([&] { give_text(cost(operation, problem, gpu), text, bytes, needed); });
+}
+attn_status attn_describe(const char* step, char* text, size_t bytes, size_t* needed) {
+  return guarded([&] { give_text(describe(step), text, bytes, needed); });
 }
 attn_status attn_time(int (*launch)(void*), void* user, void* stream, double* seconds,
                       int* hidden) {

@@ -140,6 +140,8 @@ std::vector<Slot> slots_of(Call call, const Problem& p) {
     like_k("dk", &attn_tensors::dk, false);
     like_k("dv", &attn_tensors::dv, false);
   }
+  if (p.own.contains("sinks"))
+    add_array("sinks", [](const attn_tensors& t) -> const void* { return t.sinks; });
   if (p.alibi) add_array("alibi", [](const attn_tensors& t) -> const void* { return t.alibi; });
   if (p.varlen()) {
     add_array("cu_seqlens_q", [](const attn_tensors& t) -> const void* { return t.cu_seqlens_q; });
@@ -266,6 +268,13 @@ Known known_of(Call call, const attn_problem* from) {
   p.softmax_scale = from->softmax_scale;
   p.softcap = from->softcap;
   p.alibi = from->alibi != 0;
+  p.dropout = from->dropout;
+  p.seed = from->seed;
+  if (p.dropout != 0 && call != Call::forward && call != Call::backward)
+    invalid(fmt::format("dropout: {} has none", text_of(call)));
+  if (from->sinks && call != Call::paged_decode)
+    invalid(fmt::format("sinks: {} has none", text_of(call)));
+  if (from->sinks) p.own["sinks"] = {1};
   if (call == Call::paged_append && p.seqlen_q > p.seqlen_k)
     invalid(fmt::format("seqlen_q {}: more new tokens than the {} that a sequence has room for",
                         p.seqlen_q, p.seqlen_k));

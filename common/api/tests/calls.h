@@ -106,6 +106,7 @@ inline attn_problem abi_problem(const Problem& p, const Operation& op) {
   a.seqlen_q = p.seqlen_q, a.seqlen_k = p.seqlen_k, a.head_dim = p.head_dim;
   a.causal = p.causal, a.window_left = p.window_left, a.window_right = p.window_right;
   a.softmax_scale = p.softmax_scale, a.softcap = p.softcap, a.alibi = p.alibi;
+  a.dropout = p.dropout, a.seed = p.seed, a.sinks = p.own.contains("sinks");
   a.packed = p.varlen();
   if (p.varlen()) a.lengths_q = p.varlen_q.data(), a.lengths_k = p.varlen_k.data();
   if (p.varlen()) a.total_q = p.tokens_q(), a.total_k = p.tokens_k();
@@ -145,6 +146,8 @@ struct CallTensors {
       (tensors.*found->second).data = at;
     } else if (name == "lse") {
       tensors.lse = reinterpret_cast<float*>(at);
+    } else if (name == "sinks") {
+      tensors.sinks = reinterpret_cast<const float*>(at);
     } else if (name == "alibi") {
       tensors.alibi = reinterpret_cast<const float*>(at);
     } else {

@@ -23,6 +23,7 @@ class Problem(c.Structure):
           ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim")],
         ("causal", c.c_int32), ("window_left", c.c_int64), ("window_right", c.c_int64),
         ("softmax_scale", c.c_double), ("softcap", c.c_double), ("alibi", c.c_int32),
+        ("dropout", c.c_double), ("seed", c.c_uint64), ("sinks", c.c_int32),
         ("packed", c.c_int32), ("total_q", c.c_int64), ("total_k", c.c_int64),
         ("lengths_q", c.c_void_p), ("lengths_k", c.c_void_p),
         ("page_size", c.c_int64), ("num_pages", c.c_int64), ("max_pages", c.c_int64),
@@ -41,7 +42,7 @@ class Tensors(c.Structure):
         *[(name, Tensor) for name in
           ("q", "k", "v", "o", "dout", "dq", "dk", "dv", "k_new", "v_new")],
         *[(name, c.c_void_p) for name in
-          ("lse", "alibi", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "page_table")]]
+          ("lse", "alibi", "sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "page_table")]]
 
 
 def load(path):

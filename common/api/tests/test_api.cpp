@@ -284,7 +284,8 @@ TEST_CASE("every feature of the ABI has the bits of a session that has it", "[ap
     const auto call = call_of(step);
     if (!call) continue;
     const auto plain = problem_for(step);
-    for (const char* feature : {"varlen", "softcap", "alibi", "window", "fp16", "scale"}) {
+    for (const char* feature :
+         {"varlen", "softcap", "alibi", "window", "fp16", "scale", "dropout", "sinks"}) {
       const std::string name = feature;
       if (!plain || tested[name + " " + step.operation->name] == 2) continue;
       Problem p = *plain;
@@ -295,6 +296,9 @@ TEST_CASE("every feature of the ABI has the bits of a session that has it", "[ap
       if (name == "window") p.window_left = 30, p.window_right = 5, p.causal = false;
       if (name == "fp16") p.dtype = DType::fp16;
       if (name == "scale") p.softmax_scale = 0.3;
+      if (name == "dropout") p.dropout = 0.25, p.seed = 77;
+      if (name == "sinks" && step.operation->name != "paged_decode") continue;
+      if (name == "sinks") p.own["sinks"] = {1};
       p.finish();
       if (refusal(step, p)) continue;
       INFO(feature);
@@ -304,7 +308,8 @@ TEST_CASE("every feature of the ABI has the bits of a session that has it", "[ap
   }
   for (const char* must :
        {"varlen forward", "varlen backward", "softcap forward", "softcap backward", "alibi forward",
-        "alibi decode", "window paged_decode", "fp16 decode", "scale paged_prefill"}) {
+        "alibi decode", "window paged_decode", "fp16 decode", "scale paged_prefill",
+        "dropout forward", "dropout backward", "sinks paged_decode"}) {
     INFO(must);
     CHECK(tested[must] > 0);
   }
@@ -356,6 +361,8 @@ TEST_CASE("a problem that is wrong gets a code and one line", "[api]") {
   has(with([](auto& p) { p.window_left = -2; }), "window -2");
   has(with([](auto& p) { p.softmax_scale = 1.0 / 0.0; }), "finite");
   has(with([](auto& p) { p.softcap = -1; }), "softcap");
+  has(with([](auto& p) { p.dropout = 1; }), "dropout 1: must be from 0 to 255/256");
+  has(with([](auto& p) { p.sinks = 1; }), "sinks: forward has none");
   has(with([](auto& p) { p.step = "06_flash_v3_hopper/v99"; }), "no such step");
   has(with([](auto& p) { p.step = "05_flash_decoding/v4_gqa"; }),
       "a step of decode, not of forward");

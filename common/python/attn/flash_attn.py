@@ -1,8 +1,9 @@
 """The functions of the package flash_attn (FlashAttention-2) by their names, order and defaults.
 
 `from attn.flash_attn import flash_attn_func`. Tensors are PyTorch's, [B, N, H, d], or packed
-[tokens, H, d]. What libattention does not do is refused in one line: dropout, slopes per sequence,
-rotary embedding, cache_batch_idx, cache_leftpad. With return_attn_probs the third result, the
+[tokens, H, d]. What libattention does not do is refused in one line: slopes per sequence, rotary
+embedding, cache_batch_idx, cache_leftpad. Dropout is reproducible by torch.manual_seed; its mask is
+not that of FlashAttention. With return_attn_probs the third result, the
 matrix of probabilities, is None. Signatures: flash_attn 2.8.
 """
 from typing import Optional, Union
@@ -33,10 +34,9 @@ _DETERMINISTIC = "04_flash_v2/b8_deterministic"
 def attention(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
               deterministic, return_attn_probs, **packed):
     """What all functions below call: (out, softmax_lse, None) with return_attn_probs, else out."""
-    refuse(dropout_p=(dropout_p, 0.0))
     out, lse = attn_torch.attention(
         q, k, v, causal=causal, window=window_size, scale=softmax_scale, softcap=softcap,
-        alibi=_slopes(alibi_slopes), layout="bnhd", return_lse=True,
+        alibi=_slopes(alibi_slopes), dropout=dropout_p, layout="bnhd", return_lse=True,
         backward_step=_DETERMINISTIC if deterministic else None, **packed)
     return (out, lse, None) if return_attn_probs else out
 

@@ -15,6 +15,11 @@ def steps(operation=None):
     return [name for name, of in pairs if operation in (None, of)]
 
 
+def describe(step):
+    """A step as a dict: operation, idea, dtypes, head_dims, deterministic, features, ..."""
+    return json.loads(lib.text_of("attn_describe", step.encode()))
+
+
 def _problem(operation, dtype, batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, causal,
              window, scale, softcap, step, lengths_k, page_size, num_pages, max_pages, device):
     if dtype not in lib.DTYPES:
@@ -85,7 +90,7 @@ def cost(operation, p, gpu=None):
 
 
 def reference(q, k, v, dout=None, *, causal=False, window=None, scale=None, softcap=0.0, alibi=None,
-              lengths=None, return_lse=False):
+              dropout=0.0, seed=0, lengths=None, return_lse=False):
     """Attention by the textbook formula in float64, on the host: o, or (o, lse).
 
     With `dout`: the gradients (dq, dk, dv). q [B, Hq, Nq, d], k and v [B, Hkv, Nk, d]; `lengths`
@@ -102,7 +107,8 @@ def reference(q, k, v, dout=None, *, causal=False, window=None, scale=None, soft
     p = lib.problem(dtype=lib.DTYPES["fp32"], batch=q.shape[0], heads=q.shape[1],
                     kv_heads=k.shape[1], seqlen_q=q.shape[2], seqlen_k=k.shape[2],
                     head_dim=q.shape[3], causal=int(causal), window_left=left, window_right=right,
-                    softmax_scale=scale or 0, softcap=softcap, alibi=int(alibi is not None))
+                    softmax_scale=scale or 0, softcap=softcap, alibi=int(alibi is not None),
+                    dropout=dropout, seed=seed)
     t = lib.Doubles(size=c.sizeof(lib.Doubles))
     given = {"q": q, "k": k, "v": v}
     if lengths is not None:

@@ -46,6 +46,7 @@ class Problem(c.Structure):
           ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim")],
         ("causal", c.c_int32), ("window_left", c.c_int64), ("window_right", c.c_int64),
         ("softmax_scale", c.c_double), ("softcap", c.c_double), ("alibi", c.c_int32),
+        ("dropout", c.c_double), ("seed", c.c_uint64), ("sinks", c.c_int32),
         ("packed", c.c_int32), ("total_q", c.c_int64), ("total_k", c.c_int64),
         ("lengths_q", c.c_void_p), ("lengths_k", c.c_void_p),
         ("page_size", c.c_int64), ("num_pages", c.c_int64), ("max_pages", c.c_int64),
@@ -59,7 +60,7 @@ class Tensor(c.Structure):
 
 
 TENSORS = ("q", "k", "v", "o", "dout", "dq", "dk", "dv", "k_new", "v_new")
-ARRAYS = ("lse", "alibi", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "page_table")
+ARRAYS = ("lse", "alibi", "sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "page_table")
 
 
 class Tensors(c.Structure):
@@ -107,6 +108,7 @@ def _declare(lib):
             ("attn_last_error", c.c_char_p, []),
             ("attn_steps", c.c_char_p, []),
             ("attn_which", c.c_int, [c.c_char_p, problem, *text]),
+            ("attn_describe", c.c_int, [c.c_char_p, *text]),
             ("attn_reference", c.c_int, [problem, c.POINTER(Doubles)]),
             ("attn_check_begin", c.c_int,
              [c.c_char_p, problem, c.c_char_p, c.c_uint64, c.POINTER(pointer)]),

@@ -58,13 +58,19 @@ def _lse_shape(call, rows):
     return (heads, rows) if call.fields.get("packed") else (call.fields["batch"], heads, rows)
 
 
-def _forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi, cu_seqlens_q,
-             cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout, step, return_lse, out, stream):
+def _dropout(call, dropout, seed):
+    call.fields.update(dropout=float(dropout), seed=int(seed))
+
+
+def _forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi, dropout, seed,
+             cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout, step, return_lse, out,
+             stream):
     from .library import DTYPES
     call = Call(operation, layout, step, stream)
     qv, kv, vv = _attention(call, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     masks(call, causal, window, scale, softcap)
     _slopes(call, alibi)
+    _dropout(call, dropout, seed)
     accepted = ("bf16", "fp16", "fp32") if dtype is None else ("bf16",)
     element = call.element_type(qv, kv, vv, accepted=accepted)
     call.fields["dtype"] = DTYPES[dtype or element]
@@ -76,19 +82,22 @@ def _forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi, c
 
 
 def forward(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, alibi=None,
-            cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
-            layout="bhnd", step=None, return_lse=False, out=None, stream=None):
+            dropout=0.0, seed=0, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
+            max_seqlen_k=None, layout="bhnd", step=None, return_lse=False, out=None, stream=None):
     """Attention: softmax(scale q k^T + masks) v. Returns o, or (o, lse).
 
     `causal`: key j is visible to query i if j <= i + Nk - Nq. `window`: (left, right) visible keys
     on each side of the diagonal, -1 for no limit. `scale`: default 1/sqrt(d). `alibi`: a slope per
-    query head, float32 [Hq]. With cu_seqlens_q and cu_seqlens_k, int32 [B + 1], sequences are
-    packed: q [tokens, Hq, d], k and v [tokens, Hkv, d], lse [Hq, tokens]; on a GPU max_seqlen_q and
-    max_seqlen_k are needed, since lengths are not copied to the host. Fully masked rows: o = 0,
-    lse = -inf. `stream`: default PyTorch's current stream, else the default stream.
+    query head, float32 [Hq]. `dropout`: the fraction of probabilities that become 0, rounded to
+    1/256; `seed` determines which (Philox), the same in backward. With cu_seqlens_q and
+    cu_seqlens_k, int32 [B + 1], sequences are packed: q [tokens, Hq, d], k and v [tokens, Hkv, d],
+    lse [Hq, tokens]; on a GPU max_seqlen_q and max_seqlen_k are needed, since lengths are not
+    copied to the host. Fully masked rows: o = 0, lse = -inf. `stream`: default PyTorch's current
+    stream, else the default stream.
     """
-    return _forward("forward", None, q, k, v, causal, window, scale, softcap, alibi, cu_seqlens_q,
-                    cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout, step, return_lse, out, stream)
+    return _forward("forward", None, q, k, v, causal, window, scale, softcap, alibi, dropout, seed,
+                    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout, step,
+                    return_lse, out, stream)
 
 
 def quantised_forward(q, k, v, dtype, *, causal=False, window=None, scale=None, layout="bhnd",
@@ -96,19 +105,20 @@ def quantised_forward(q, k, v, dtype, *, causal=False, window=None, scale=None, 
     """Attention of bf16 tensors, quantised to `dtype`: "int8" or "e4m3"."""
     if dtype not in ("int8", "e4m3"):
         raise InvalidValue(f"dtype {dtype}: must be int8 or e4m3")
-    return _forward("quantised_forward", dtype, q, k, v, causal, window, scale, 0, None, None, None,
-                    None, None, layout, step, return_lse, out, stream)
+    return _forward("quantised_forward", dtype, q, k, v, causal, window, scale, 0, None, 0, 0, None,
+                    None, None, None, layout, step, return_lse, out, stream)
 
 
 def backward(q, k, v, o, lse, dout, *, causal=False, window=None, scale=None, softcap=0.0,
-             alibi=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
-             layout="bhnd", step=None, stream=None):
+             alibi=None, dropout=0.0, seed=0, cu_seqlens_q=None, cu_seqlens_k=None,
+             max_seqlen_q=None, max_seqlen_k=None, layout="bhnd", step=None, stream=None):
     """Gradients of attention: (dq, dk, dv), from a forward pass's o and lse and from dout."""
     from .library import DTYPES
     call = Call("backward", layout, step, stream)
     qv, kv, vv = _attention(call, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     masks(call, causal, window, scale, softcap)
     _slopes(call, alibi)
+    _dropout(call, dropout, seed)
     packed = cu_seqlens_q is not None
     like_q = [call.heads_view(name, x, packed) for name, x in (("o", o), ("dout", dout))]
     for found in like_q:
@@ -181,7 +191,7 @@ def _pools(call, k_pages, v_pages, page_table, written=False):
 
 
 def _paged(operation, q, k_pages, v_pages, page_table, lengths, causal, window, scale, softcap,
-           host_lengths, cu_seqlens_q, max_seqlen_q, layout, step, return_lse, stream):
+           sinks, host_lengths, cu_seqlens_q, max_seqlen_q, layout, step, return_lse, stream):
     from .library import DTYPES
     call = Call(operation, layout, step, stream)
     kv = _pools(call, k_pages, v_pages, page_table)
@@ -193,6 +203,9 @@ def _paged(operation, q, k_pages, v_pages, page_table, lengths, causal, window, 
                            f"{list(kv.shape)}, and the batch of page_table")
     call.fields.update(heads=heads, seqlen_q=rows)
     masks(call, causal, window, scale, softcap)
+    if sinks is not None:
+        call.fields["sinks"] = 1
+        call.array("sinks", sinks, "fp32", (heads,))
     call.fields["dtype"] = DTYPES[call.element_type(qv, kv)]
     if packed:
         n = call.fields["batch"]
@@ -215,16 +228,17 @@ def _paged(operation, q, k_pages, v_pages, page_table, lengths, causal, window, 
 
 
 def paged_decode(q, k_pages, v_pages, page_table, lengths, *, causal=False, window=None, scale=None,
-                 softcap=0.0, host_lengths=None, layout="bhnd", step=None, return_lse=False,
-                 stream=None):
+                 softcap=0.0, sinks=None, host_lengths=None, layout="bhnd", step=None,
+                 return_lse=False, stream=None):
     """Decoding over a paged KV cache: o, or (o, lse).
 
     k_pages, v_pages [num_pages, page_size, Hkv, d]; page_table int32 [B, pages per sequence];
     lengths int32 [B]. With v_pages=None, Hkv = 1 and d = 576 it is latent attention (MLA): V is the
-    first 512 columns of K, and o has 512 columns.
+    first 512 columns of K, and o has 512 columns. `sinks`, float32 [Hq]: exp(sink) is added to the
+    denominator of softmax.
     """
     return _paged("paged_decode", q, k_pages, v_pages, page_table, lengths, causal, window, scale,
-                  softcap, host_lengths, None, None, layout, step, return_lse, stream)
+                  softcap, sinks, host_lengths, None, None, layout, step, return_lse, stream)
 
 
 def paged_prefill(q, k_pages, v_pages, page_table, lengths, *, cu_seqlens_q=None, max_seqlen_q=None,
@@ -232,7 +246,7 @@ def paged_prefill(q, k_pages, v_pages, page_table, lengths, *, cu_seqlens_q=None
                   layout="bhnd", step=None, return_lse=False, stream=None):
     """The last queries of each sequence, whose keys are in the pages already: o, or (o, lse)."""
     return _paged("paged_prefill", q, k_pages, v_pages, page_table, lengths, causal, window, scale,
-                  softcap, host_lengths, cu_seqlens_q, max_seqlen_q, layout, step, return_lse,
+                  softcap, None, host_lengths, cu_seqlens_q, max_seqlen_q, layout, step, return_lse,
                   stream)
 
 

@@ -10,7 +10,8 @@ from . import judge, operations
 
 _SIZES = ("float scale, float softcap, bool causal, int window_left, int window_right, str layout, "
           "str step")
-_PACKED = "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
+_PACKED = ("Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, int max_seqlen_q, int max_seqlen_k, "
+           "float dropout, int seed")
 _library = torch.library.Library("attn", "DEF")
 SHAPES = {}  # operator -> empty results for its arguments, as torch.compile needs them
 
@@ -31,9 +32,10 @@ def _options(scale, softcap, causal, window_left, window_right, layout, step):
             "window": (window_left, window_right), "layout": layout, "step": step or None}
 
 
-def _packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
+def _packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout, seed):
     return {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
-            "max_seqlen_q": max_seqlen_q or None, "max_seqlen_k": max_seqlen_k or None}
+            "max_seqlen_q": max_seqlen_q or None, "max_seqlen_k": max_seqlen_k or None,
+            "dropout": dropout, "seed": seed}
 
 
 def _lse_like(q, layout):
@@ -47,20 +49,23 @@ def _contiguous_like(x):
     return x.new_empty(x.shape)
 
 
-def _forward(q, k, v, alibi, cu_q, cu_k, max_q, max_k, *options):
+def _forward(q, k, v, alibi, cu_q, cu_k, max_q, max_k, dropout, seed, *options):
     with torch.no_grad():
         return operations.forward(q, k, v, alibi=alibi, return_lse=True,
-                                  **_packed(cu_q, cu_k, max_q, max_k), **_options(*options))
+                                  **_packed(cu_q, cu_k, max_q, max_k, dropout, seed),
+                                  **_options(*options))
 
 
-def _forward_shapes(q, k, v, alibi, cu_q, cu_k, max_q, max_k, *options):
+def _forward_shapes(q, k, v, alibi, cu_q, cu_k, max_q, max_k, dropout, seed, *options):
     return _contiguous_like(q), _lse_like(q, options[5])
 
 
-def _backward(q, k, v, o, lse, dout, alibi, cu_q, cu_k, max_q, max_k, *options):
+def _backward(q, k, v, o, lse, dout, alibi, cu_q, cu_k, max_q, max_k, dropout, seed,
+              *options):
     with torch.no_grad():
         return operations.backward(q, k, v, o, lse, dout, alibi=alibi,
-                                   **_packed(cu_q, cu_k, max_q, max_k), **_options(*options))
+                                   **_packed(cu_q, cu_k, max_q, max_k, dropout, seed),
+                                   **_options(*options))
 
 
 def _backward_shapes(q, k, v, *_):
@@ -119,10 +124,10 @@ class _Attention(torch.autograd.Function):
     """An operator of its own would cost a call more; the gradient is found here instead."""
 
     @staticmethod
-    def forward(ctx, q, k, v, alibi, cu_q, cu_k, max_q, max_k, options, backward_step):
-        o, lse = torch.ops.attn.forward(q, k, v, alibi, cu_q, cu_k, max_q, max_k, *options)
+    def forward(ctx, q, k, v, alibi, cu_q, cu_k, options, backward_step):
+        o, lse = torch.ops.attn.forward(q, k, v, alibi, cu_q, cu_k, *options)
         ctx.save_for_backward(q, k, v, o, lse, alibi, cu_q, cu_k)
-        ctx.sizes = max_q, max_k, *options[:-1], backward_step
+        ctx.options = *options[:-1], backward_step
         ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)
         return o, lse
@@ -130,25 +135,28 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, _):
         if dout is None:
-            return (None,) * 10
+            return (None,) * 8
         q, k, v, o, lse, alibi, cu_q, cu_k = ctx.saved_tensors
         gradients = torch.ops.attn.backward(q, k, v, o, lse, dout.contiguous(), alibi, cu_q, cu_k,
-                                            *ctx.sizes)
-        return (*gradients, *(None,) * 7)
+                                            *ctx.options)
+        return (*gradients, *(None,) * 5)
 
 
 def attention(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, alibi=None,
-              cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
-              layout="bhnd", step=None, backward_step=None, return_lse=False):
+              dropout=0.0, seed=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
+              max_seqlen_k=None, layout="bhnd", step=None, backward_step=None, return_lse=False):
     """attn.forward with gradients of q, k and v; `backward_step` names the backward pass's step.
 
-    lse has no gradient, and neither has alibi.
+    lse has no gradient, and neither has alibi. Without `seed`, dropout draws one from PyTorch's CPU
+    generator (torch.manual_seed).
     """
     left, right = (-1, -1) if window is None else window
-    options = (float(scale or 0), float(softcap or 0), bool(causal), int(left), int(right), layout,
-               step or "")
-    o, lse = _Attention.apply(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, max_seqlen_q or 0,
-                              max_seqlen_k or 0, options, backward_step or "")
+    if seed is None:
+        seed = int(torch.randint(2 ** 62, ())) if dropout else 0
+    options = (max_seqlen_q or 0, max_seqlen_k or 0, float(dropout), seed, float(scale or 0),
+               float(softcap or 0), bool(causal), int(left), int(right), layout, step or "")
+    o, lse = _Attention.apply(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options,
+                              backward_step or "")
     return (o, lse) if return_lse else o
 
 
@@ -166,7 +174,8 @@ class _Reference(torch.autograd.Function):
         return (*(torch.from_numpy(x).to(q) for x in found), None)
 
 
-def reference(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0):
+def reference(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, dropout=0.0,
+              seed=0):
     """attn.reference with gradients, as a tensor of q's type and device; it runs on the host."""
     return _Reference.apply(q, k, v, {"causal": causal, "window": window, "scale": scale,
-                                      "softcap": softcap})
+                                      "softcap": softcap, "dropout": dropout, "seed": seed})

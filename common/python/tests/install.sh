@@ -2,6 +2,7 @@
 # install.sh PYTHON PACKAGE LIBRARY: the package installs with pip into a virtual environment and
 # calls a step. Skipped (77) where venv, pip or setuptools are missing.
 set -euo pipefail
+unset PYTHONPATH
 python=$1 package=$2
 export ATTN_LIBRARY=$3
 for module in venv pip setuptools wheel; do

@@ -117,6 +117,21 @@ class Numpy(unittest.TestCase):
                         {"alibi": np.array([0.5, 0.25], np.float32)}):
             self.close(attn.forward(q, k, v, **options), attn.reference(q, k, v, **options), 4e-2)
 
+    def test_dropout_is_that_of_the_seed(self):
+        q, k, v = (attn.bf16(normal(n, 1, 2, 70, 64)) for n in range(3))
+        for seed in (1, 2 ** 63 + 5):
+            options = {"dropout": 0.5, "seed": seed}
+            self.close(attn.forward(q, k, v, **options), attn.reference(q, k, v, **options), 4e-2)
+        self.refused("--dropout 1: must be from 0 to 255/256", attn.forward, q, k, v, dropout=1.0)
+
+    def test_describe(self):
+        found = attn.describe("04_flash_v2/b8_deterministic")
+        self.assertEqual((found["operation"], found["deterministic"]), ("backward", True))
+        self.assertIn("dropout", attn.describe("04_flash_v2/v13_tuned")["features"])
+        self.assertFalse(attn.describe("04_flash_v2/b7_tuned")["deterministic"])
+        self.refused("step none: no such step", attn.describe, "none")
+        self.assertEqual(len([attn.describe(s) for s in attn.steps()]), len(attn.steps()))
+
     def test_backward(self):
         q, k, v, dout = (attn.bf16(normal(n, 1, 2, 70, 64)) for n in range(4))
         o, lse = attn.forward(q, k, v, causal=True, return_lse=True)
@@ -159,8 +174,12 @@ class Numpy(unittest.TestCase):
         fewer = np.array([1, 20], np.int32)  # another schedule
         self.close(attn.paged_decode(q, *pools, table, fewer),
                    attn.reference(q, *whole, lengths=fewer), 2e-2)
-        o = attn.paged_decode(q, *pools, table, lengths)
+        o, lse = attn.paged_decode(q, *pools, table, lengths, return_lse=True)
         self.close(o, attn.reference(q, *whole, lengths=lengths), 2e-2)
+        sinks = np.array([1, -np.inf, 2, 3], np.float32)
+        sunk = attn.paged_decode(q, *pools, table, lengths, sinks=sinks)
+        weight = 1 / (1 + np.exp(sinks[:, None] - lse))[..., None]  # of the keys, against the sink
+        self.close(sunk, np.asarray(o) * weight, 2e-2)
         q = attn.bf16(normal(4, 2, 4, 3, 64))
         o = attn.paged_prefill(q, *pools, table, lengths)
         for b in range(2):

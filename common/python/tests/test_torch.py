@@ -48,9 +48,19 @@ class Torch(unittest.TestCase):
             for x, want in zip((q, k, v), expected):
                 self.assertLess(error(x.grad, want), 6e-2)
 
+    def test_gradients_with_dropout(self):
+        q, k, v = (normal(n, 1, 2, 40, 64, device=self.device).requires_grad_() for n in range(3))
+        dout = normal(3, 1, 2, 40, 64, device=self.device)
+        out = attn.torch.attention(q, k, v, dropout=0.25, seed=9)
+        self.assertLess(error(out, attn.reference(q, k, v, dropout=0.25, seed=9)), 3e-2)
+        out.backward(dout)
+        for x, want in zip((q, k, v), attn.reference(q, k, v, dout, dropout=0.25, seed=9)):
+            self.assertLess(error(x.grad, want), 6e-2)
+
     def test_gradcheck_of_the_reference(self):
         q, k, v = (normal(n, 1, 2, 5, 8, dtype=torch.float64).requires_grad_() for n in range(3))
-        for options in ({}, {"causal": True}, {"softcap": 2.0}, {"window": (1, 1)}):
+        for options in ({}, {"causal": True}, {"softcap": 2.0}, {"window": (1, 1)},
+                        {"dropout": 0.5, "seed": 3}):
             self.assertTrue(torch.autograd.gradcheck(
                 lambda q, k, v: attn.torch.reference(q, k, v, **options), (q, k, v)))
 
@@ -76,27 +86,28 @@ class Torch(unittest.TestCase):
     def test_operators(self):
         q, k, v = (normal(n, 1, 2, 33, 64, device=self.device) for n in range(3))
         options = (0.0, 0.0, False, -1, -1, "bhnd", "")
-        o, lse = torch.ops.attn.forward(q, k, v, None, None, None, 0, 0, *options)
+        o, lse = torch.ops.attn.forward(q, k, v, None, None, None, 0, 0, 0.0, 0, *options)
         self.assertLess(error(o, attn.reference(q, k, v)), 2e-2)
-        for t in (torch.ops.attn.backward(q, k, v, o, lse, q, None, None, None, 0, 0, *options)):
+        for t in torch.ops.attn.backward(q, k, v, o, lse, q, None, None, None, 0, 0, 0.0, 0,
+                                         *options):
             self.assertEqual(t.shape, q.shape)
 
     def test_shapes_are_known_without_running(self):
         options = (0.0, 0.0, False, -1, -1)
-        q, k = normal(0, 2, 30, 4, 64), normal(1, 2, 50, 2, 64)
+        q, k = normal(0, 2, 30, 4, 64), normal(1, 2, 50, 2, 64)  # [B, N, H, d]
         begins = torch.tensor([0, 20, 30], dtype=torch.int32)
         begins_k = torch.tensor([0, 20, 50], dtype=torch.int32)
         lengths = torch.tensor([50, 7], dtype=torch.int32)
         table = torch.arange(8, dtype=torch.int32).view(2, 4)
         pool, latent = normal(2, 8, 16, 2, 64), normal(3, 8, 64, 1, 576)
         for name, arguments in (
-                ("forward", (q, k, k, None, None, None, 0, 0, *options, "bnhd", "")),
-                ("forward", (q.mT.mT.transpose(1, 2), *[k.transpose(1, 2)] * 2, None, None, None,
-                             0, 0, *options, "bhnd", "")),
-                ("forward", (q[0], k[0], k[0], None, begins, begins_k, 20, 30, *options, "bnhd",
-                             "")),
+                ("forward", (q, k, k, None, None, None, 0, 0, 0.0, 0, *options, "bnhd", "")),
+                ("forward", (q.transpose(1, 2), *[k.transpose(1, 2)] * 2, None, None, None, 0, 0,
+                             0.0, 0, *options, "bhnd", "")),
+                ("forward", (q[0], k[0], k[0], None, begins, begins_k, 20, 30, 0.0, 0, *options,
+                             "bnhd", "")),
                 ("backward", (q, k, k, q, torch.zeros(2, 4, 30), q, None, None, None, 0, 0,
-                              *options, "bnhd", "")),
+                              0.0, 0, *options, "bnhd", "")),
                 ("quantised_forward", (q, k, k, "int8", 0.0, False, -1, -1, "bnhd", "")),
                 ("decode", (q[:, :1], k, k, lengths, None, *options, "bnhd", "")),
                 ("paged_decode", (q[:, :1], pool, pool, table, lengths, *options, "bnhd", "")),
@@ -156,8 +167,14 @@ class Torch(unittest.TestCase):
         self.assertLess(error(packed.view_as(out), out), 2e-2)
         one = fa.flash_attn_varlen_qkvpacked_func(torch.stack(flat, 1), begins, 40, causal=True)
         self.assertLess(error(one, packed), 1e-6)
-        with self.assertRaisesRegex(attn.Unsupported, "dropout_p: must be 0.0"):
-            fa.flash_attn_func(q, k, v, dropout_p=0.1)
+        torch.manual_seed(5)
+        first = fa.flash_attn_func(q, k, v, dropout_p=0.5)
+        second = fa.flash_attn_func(q, k, v, dropout_p=0.5)
+        torch.manual_seed(5)
+        self.assertTrue(torch.equal(first, fa.flash_attn_func(q, k, v, dropout_p=0.5)))
+        self.assertFalse(torch.equal(first, second))
+        with self.assertRaisesRegex(attn.Unsupported, "block_table: must be None"):
+            fa.flash_attn_varlen_func(*flat, begins, begins, 40, 40, block_table=begins)
 
     def test_flash_attn_interface(self):
         fa = attn.flash_attn_interface
@@ -192,7 +209,7 @@ class Torch(unittest.TestCase):
         q, k, v = (normal(n, 1, 2, 64, 64, device=self.device) for n in range(3))
         options = (0.0, 0.0, False, -1, -1, "bhnd", "")
         torch.library.opcheck(torch.ops.attn.forward.default,
-                              (q, k, v, None, None, None, 0, 0, *options))
+                              (q, k, v, None, None, None, 0, 0, 0.0, 0, *options))
         compiled = torch.compile(lambda *x: attn.torch.attention(*x, causal=True) * 2,
                                  fullgraph=True)
         for _ in range(2):
