@@ -78,6 +78,11 @@ def is_torch(x):
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def dense():
+    """PyTorch's layout of tensors with strides."""
+    return _torch().strided
+
+
 def _of_numpy(x, name):
     bits, family = x, "numpy"
     if isinstance(x, Bf16):

@@ -227,12 +227,71 @@ class Call:
         stream = stream_of(self._stream, of)
         if of.family == "torch" and device != "cpu":
             with arrays._torch().cuda.device(of.owner.device):
-                plan = plan_of(self.operation, {**self.fields, "_device": device}, self.lists)
-                plan.run(self.tensors, stream, of)
+                return self._run(device, stream, of)
+        return self._run(device, stream, of)
+
+    def _run(self, device, stream, of):
+        if self.fields.get("dropout"):  # a plan has its seed: it is not used again
+            plan = Plan(self.operation, self.fields, self.lists)
         else:
             plan = plan_of(self.operation, {**self.fields, "_device": device}, self.lists)
-            plan.run(self.tensors, stream, of)
-        return plan.step
+        plan.run(self.tensors, stream, of)
+        return plan
+
+
+class Repeated:
+    """A call on PyTorch tensors whose checks need not be repeated for tensors of the same shapes,
+    strides, types, device and alignment: the checks take longer than a short kernel."""
+
+    def __init__(self, call, plan, of, outputs):
+        self._plan, self._template = plan, lib.Tensors.from_buffer_copy(call.tensors)
+        torch = arrays._torch()
+        self._device, self._on_gpu = of.owner.device, of.device != "cpu"
+        self._outputs = [(name, tuple(x.shape), x.dtype) for name, x in outputs]
+        self._names = [name for name, _, _ in self._outputs]
+        # For workspaces: the device without the tensor.
+        self._of = arrays.View("", 0, (), (), of.dtype, of.device,
+                               torch.empty(0, device=self._device), "torch")
+
+    @staticmethod
+    def key(tensors, *options):
+        """What must be equal for a call to be repeated; None if it has to be checked."""
+        grad = arrays._torch().is_grad_enabled()
+        key = [options]
+        for x in tensors:
+            if x.data_ptr() % 16 or x.is_neg() or grad and x.requires_grad:
+                return None
+            key += x.shape, x.stride(), x.dtype, x.device
+        return tuple(key)
+
+    def run(self, **inputs):
+        torch = arrays._torch()
+        t = lib.Tensors.from_buffer_copy(self._template)
+        results = [torch.empty(shape, dtype=dtype, device=self._device)
+                   for _, shape, dtype in self._outputs]
+        inputs.update(zip(self._names, results))
+        t.lse = inputs.pop("lse").data_ptr()
+        for name, x in inputs.items():
+            getattr(t, name).data = x.data_ptr()
+        if not self._on_gpu:
+            self._plan.run(t, 0, self._of)
+        elif torch.cuda.current_device() == self._device.index:
+            self._plan.run(t, torch.cuda.current_stream().cuda_stream, self._of)
+        else:
+            with torch.cuda.device(self._device):
+                self._plan.run(t, torch.cuda.current_stream().cuda_stream, self._of)
+        return results
+
+
+repeated = collections.OrderedDict()  # Repeated.key() -> Repeated
+
+
+def repeat(key, make):
+    """Keeps what `make()` returns for `key`; the oldest is forgotten."""
+    if key is not None:
+        repeated[key] = make()
+        while len(repeated) > _MOST_PLANS:
+            repeated.popitem(last=False)
 
 
 def masks(call, causal, window, scale, softcap):

@@ -64,6 +64,26 @@ class Torch(unittest.TestCase):
             self.assertTrue(torch.autograd.gradcheck(
                 lambda q, k, v: attn.torch.reference(q, k, v, **options), (q, k, v)))
 
+    def test_a_repeated_call_has_its_own_tensors_and_checks(self):
+        from attn.calls import repeated
+        calls = [[normal(3 * c + n, 1, 2, 33, 64, dtype=torch.float32, device=self.device)
+                  for n in range(3)] for c in range(3)]
+        outputs = [attn.forward(*tensors) for tensors in calls]
+        for tensors, o in zip(calls, outputs):
+            self.assertLess(error(o, attn.reference(*tensors)), 1e-5)
+        count = len(repeated)
+        q, k, v = calls[0]
+        moved = torch.empty(q.numel() + 1, device=self.device)[1:].view_as(q).copy_(q)
+        self.assertLess(error(attn.forward(moved, k, v), outputs[0]), 1e-6)
+        negative = torch.complex(k, q).conj().imag  # -q, as a view that is not computed
+        with self.assertRaisesRegex(attn.InvalidValue, "lazy conjugate or negative"):
+            attn.forward(negative, k, v)
+        self.assertEqual(len(repeated), count)  # a tensor that is not aligned is checked each time
+        with self.assertRaisesRegex(attn.InvalidValue, "q: requires a gradient"):
+            attn.forward(q.clone().requires_grad_(), k, v)
+        self.assertLess(error(attn.forward(q, k, v, causal=True),
+                              attn.reference(q, k, v, causal=True)), 1e-5)
+
     def test_strides_of_views(self):
         x = normal(0, 2, 50, 3, 2, 64, device=self.device)  # [B, N, 3, H, d]
         q, k, v = x.unbind(2)
