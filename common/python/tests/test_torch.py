@@ -28,8 +28,48 @@ def error(a, b):
     return (a - b).abs().max().item()
 
 
+def losses_of(attention, device, steps, length):
+    """Training of a model with two layers of causal attention to predict the token before last."""
+    torch.manual_seed(1)
+    d, heads, tokens = 128, 2, 16
+    embed = torch.nn.Embedding(tokens, d)
+    layers = [torch.nn.ModuleDict({"qkv": torch.nn.Linear(d, 3 * d), "out": torch.nn.Linear(d, d),
+                                   "norm": torch.nn.LayerNorm(d)}) for _ in range(2)]
+    head = torch.nn.Linear(d, tokens)
+    parts = torch.nn.ModuleList([embed, *layers, head]).to(device)
+    optimiser = torch.optim.Adam(parts.parameters(), 3e-3)
+    losses = []
+    for _ in range(steps):
+        x = torch.randint(tokens, (2, length)).to(device)
+        h = embed(x)
+        for layer in layers:
+            qkv = layer["qkv"](layer["norm"](h)).bfloat16().unflatten(2, (3, heads, d // heads))
+            o = attention(*(t.transpose(1, 2) for t in qkv.unbind(2)))
+            h = h + layer["out"](o.transpose(1, 2).flatten(2).float())
+        loss = torch.nn.functional.cross_entropy(head(h)[:, 2:].flatten(0, 1), x[:, :-2].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    return torch.tensor(losses)
+
+
+def plain_attention(q, k, v):
+    s = q.float() @ k.float().transpose(2, 3) * q.shape[3] ** -0.5
+    s = s.masked_fill(torch.ones_like(s, dtype=torch.bool).triu(1), float("-inf"))
+    return (torch.softmax(s, 3).to(v.dtype).float() @ v.float()).to(v.dtype)
+
+
 class Torch(unittest.TestCase):
     device = "cpu"
+    training = {"steps": 25, "length": 24}
+
+    def test_training(self):
+        ours = losses_of(lambda *x: attn.torch.attention(*x, causal=True), self.device,
+                         **self.training)
+        theirs = losses_of(plain_attention, self.device, **self.training)
+        self.assertLess((ours - theirs).abs().max().item(), 0.02)
+        self.assertLess(ours[-5:].mean(), ours[0] - 0.3)  # it has learnt something
 
     def test_forward_and_types(self):
         for dtype, most in ((torch.float32, 1e-5), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)):
@@ -243,6 +283,7 @@ class Torch(unittest.TestCase):
 @unittest.skipUnless(GPU, "needs a GPU")
 class TorchOnGpu(Torch):
     device = "cuda"
+    training = {"steps": 100, "length": 256}
 
     def test_cuda_graph(self):
         q, k, v = (normal(n, 2, 4, 256, 128, device="cuda") for n in range(3))
