@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "emulator/simt.h"
+#include "emulator/timeline.h"
 
 namespace attn::emulator {
 
@@ -12,17 +13,25 @@ void Block::wait_block(const char* what, Place place) {
     fail(what, place,
          "while " + name(barrier_.front()) + " waits in another one, at " +
              threads_[barrier_.front()].place.text() + ": a divergent barrier");
+  if (timeline) {
+    let_others_run(what, place);
+    timeline->begin_wait(slot_, running_);
+    timeline->arrive(&barrier_, slot_, running_, "");
+  }
   arrive(meeting_, running_);
   barrier_.push_back(running_);
   if (barrier_.size() + exited_ < threads_.size()) return suspend(what, place);
   barrier_.pop_back();
   go_on(open_block_barrier(), running_);
+  if (timeline) timeline->end_wait(&barrier_, slot_, running_, what);
 }
 
 std::shared_ptr<const Epochs> Block::open_block_barrier() {
   auto known = std::make_shared<const Epochs>(std::exchange(meeting_, {}).known);
+  if (timeline) timeline->complete(&barrier_);
   for (std::size_t t : barrier_) {
     go_on(known, t);
+    if (timeline) timeline->end_wait(&barrier_, slot_, t, threads_[t].what);
     make_ready(t);
   }
   // Those who have left know of nothing more, and do nothing.
@@ -45,6 +54,13 @@ void Block::named_barrier(const char* what, Place place, std::size_t id, std::si
     fail(what, place,
          "for " + std::to_string(count) + " threads, while others wait there for " +
              std::to_string(barrier.count));
+  const std::string timed = timeline ? "named barrier " + std::to_string(id) : std::string();
+  if (timeline) {
+    let_others_run(what, place);
+    timeline->begin_wait(slot_, running_);
+    timeline->arrive(&barrier, slot_, running_, timed);
+    if (wait) timeline->begin_wait(slot_, running_);
+  }
   barrier.count = count;
   if (barrier.arrivals.empty()) barrier.arrivals.resize(threads_.size());
   ++barrier.arrivals[running_];
@@ -56,11 +72,14 @@ void Block::named_barrier(const char* what, Place place, std::size_t id, std::si
     return suspend(what, place);
   }
   const auto known = std::make_shared<const Epochs>(std::move(barrier.meeting.known));
+  if (timeline) timeline->complete(&barrier);
   for (std::size_t t : barrier.waiting) {
     go_on(known, t);
+    if (timeline) timeline->end_wait(&barrier, slot_, t, timed);
     make_ready(t);
   }
   if (wait) go_on(known, running_);
+  if (wait && timeline) timeline->end_wait(&barrier, slot_, running_, timed);
   barrier = {};
   if (!wait) let_others_run(what, place);
 }
@@ -103,10 +122,12 @@ void Block::mbarrier_init_fence() {
 void Block::mbarrier_arrive(const char* what, Place place, const void* at, std::size_t bytes) {
   leave_if_failed();
   MBarrier& barrier = mbarrier_of(what, place, at);
+  if (timeline) let_others_run(what, place);
   access(Kind::atomic, what, place, at, sizeof(std::uint64_t));
   if (barrier.all_arrived()) end_phase(*this, barrier);
   if (barrier.all_arrived())
     fail(what, place, "once more than the barrier counts in a phase: " + barrier_text(at));
+  if (timeline) timeline->arrive(&barrier, slot_, running_, word_name(shared_byte(at).value_or(0)));
   arrive(barrier.meeting, running_);
   if (barrier.arrive(bytes)) end_phase(*this, barrier);
   let_others_run(what, place);
@@ -126,6 +147,10 @@ void Block::mbarrier_copy_to(unsigned rank, const char* what, Place place, const
   if (&owner != this && owner.over()) fail(what, place, "to a block of the cluster that has ended");
   owner.require_shared(what, place, "a destination", to, bytes);
   MBarrier& barrier = owner.mbarrier_of(what, place, at);
+  if (timeline) {
+    let_others_run(what, place);
+    timeline->copy(&barrier, slot_, running_, owner.slot_, bytes, owner.word_name(owner.shared_byte(at).value_or(0)));
+  }
   if (!barrier.known_to_copies())
     fail(what, place, "on a barrier without mbarrier_init_fence since its mbarrier_init");
   if (&owner == this)
@@ -160,6 +185,10 @@ void Block::mbarrier_copy_to(unsigned rank, const char* what, Place place, const
 void Block::mbarrier_wait(const char* what, Place place, const void* at, unsigned parity) {
   leave_if_failed();
   MBarrier& barrier = mbarrier_of(what, place, at);
+  if (timeline) {
+    let_others_run(what, place);
+    timeline->begin_wait(slot_, running_);
+  }
   access(Kind::atomic_read, what, place, at, sizeof(std::uint64_t));
   while (barrier.phase() % 2 == parity) {
     end_phase(*this, barrier);
@@ -170,6 +199,7 @@ void Block::mbarrier_wait(const char* what, Place place, const void* at, unsigne
     threads_[running_].barrier = nullptr;
   }
   barrier.note_wait();
+  if (timeline) timeline->end_wait(&barrier, slot_, running_, word_name(shared_byte(at).value_or(0)));
   go_on(barrier.ended, running_);
 }
 
@@ -192,13 +222,18 @@ void Block::end_phase(Block& owner, MBarrier& barrier) {
     barrier.meeting.last = nullptr;
   }
   grid_.spins = grid_.slices = 0;
-  for (std::size_t t : barrier.take_waiting()) owner.make_ready(t);
+  if (timeline) timeline->complete(&barrier), timeline->drop();
+  for (std::size_t t : barrier.take_waiting()) {
+    if (timeline) timeline->resume(&barrier, owner.slot_, t);
+    owner.make_ready(t);
+  }
 }
 
 // A thread that waits keeps this frame: it is small, and what few need is elsewhere.
 void Block::meet_warp(const char* what, Place place, unsigned mask, void* mine,
                       const Finish& finish, Exited exited, bool orders) {
   leave_if_failed();
+  if (timeline) let_others_run(what, place);
   const std::size_t warp = running_ / kWarpSize;
   mask &= full_mask();
   if (!(mask >> lane() & 1)) fail(what, place, "with a mask that does not name its lane");
@@ -235,6 +270,7 @@ bool Block::complete(std::size_t warp, const Collective& c) const {
 [[gnu::noinline]] std::vector<Block::Collective>::iterator Block::open_collective(
     std::size_t warp, std::vector<Collective>::iterator which, std::size_t last) {
   const Collective& c = *which;
+  if (timeline) timeline->meet(slot_, warp, c.arrived, c.what);
   Meeting meeting;
   for (std::size_t l = 0; l < kWarpSize; ++l) {
     if (!(c.arrived >> l & 1)) continue;
@@ -248,6 +284,7 @@ bool Block::complete(std::size_t warp, const Collective& c) const {
   }
   const Internal internal(internal_);
   (*c.finish)(c.operands);
+  if (timeline) timeline->drop();
   return warps_[warp].erase(which);
 }
 
@@ -315,6 +352,10 @@ void Block::cluster_arrive(const char* what, Place place) {
   leave_if_failed();
   Thread& self = threads_[running_];
   if (self.cluster_phase > cluster_->phase) fail(what, place, "twice without cluster_wait between");
+  if (timeline) {
+    let_others_run(what, place);
+    timeline->arrive(cluster_.get(), slot_, running_, "");
+  }
   self.cluster_phase = cluster_->phase + 1;
   arrive(cluster_->meeting, running_);
   ++cluster_->arrived;
@@ -327,18 +368,27 @@ void Block::end_cluster_phase() {
   cluster_->known = std::make_shared<const Epochs>(std::exchange(cluster_->meeting, {}).known);
   cluster_->arrived = 0;
   ++cluster_->phase;
-  for (auto& [block, t] : std::exchange(cluster_->waiting, {})) block->make_ready(t);
+  if (timeline) timeline->complete(cluster_.get());
+  for (auto& [block, t] : std::exchange(cluster_->waiting, {})) {
+    if (timeline) timeline->resume(cluster_.get(), block->slot_, t);
+    block->make_ready(t);
+  }
 }
 
 void Block::cluster_wait(const char* what, Place place) {
   leave_if_failed();
   const std::size_t phase = threads_[running_].cluster_phase;
   if (phase == 0) fail(what, place, "without cluster_arrive before it");
+  if (timeline) {
+    let_others_run(what, place);
+    timeline->begin_wait(slot_, running_);
+  }
   while (cluster_->phase < phase) {
     cluster_->waiting.emplace_back(this, running_);
     suspend(what, place);
   }
   threads_[running_].cluster_phase = 0;
+  if (timeline) timeline->end_wait(cluster_.get(), slot_, running_, what);
   go_on(cluster_->known, running_);
 }
 
@@ -355,10 +405,12 @@ void Block::mbarrier_arrive_cluster(const char* what, Place place, const void* a
   leave_if_failed();
   Block& owner = owner_of(what, place, at);
   MBarrier& barrier = owner.mbarrier_of(what, place, at);
+  if (timeline) let_others_run(what, place);
   access_cluster(Kind::atomic, what, place, at, sizeof(std::uint64_t));
   if (barrier.all_arrived()) end_phase(owner, barrier);
   if (barrier.all_arrived())
     fail(what, place, "once more than the barrier counts in a phase: " + owner.barrier_text(at));
+  if (timeline) timeline->arrive(&barrier, slot_, running_, owner.word_name(owner.shared_byte(at).value_or(0)));
   arrive(barrier.meeting, running_);
   if (barrier.arrive(0)) end_phase(owner, barrier);
   let_others_run(what, place);

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "emulator/simt.h"
+#include "emulator/timeline.h"
 
 namespace attn::emulator {
 
@@ -97,6 +98,8 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
                         std::to_string(past) + " bytes past the end of its " +
                         std::to_string(shared_bytes_) + " bytes of dynamic shared memory, at " +
                         where.text());
+    if (timeline && GlobalBuffer::find(at))
+      timeline->count_global(bytes, kind == Kind::read);
     if (kind != Kind::write && !grid_.races) return;
     GlobalBuffer* const buffer = GlobalBuffer::find(at);
     if (!buffer) {
@@ -119,7 +122,7 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
           fail_later(*race);
     }
     // Drawn for stores to global memory alone: what else is watched does not change the schedule.
-    const bool pauses = kind == Kind::write && random_.below(8) == 0;
+    const bool pauses = kind == Kind::write && random_.below(8) == 0 && !timeline;
     // What this thread has loaded may be old when it stores.
     if (pauses && !failure_) pause();
   } catch (const std::exception& e) {
@@ -219,14 +222,26 @@ void Block::copy_async(const char* what, Place place, void* to, const void* from
     Races::Access reads = async(copies.who, copies.open_group(), Kind::read, what, place);
     if (grid_.races && bytes > 0) async_access(reads, from, bytes);
   }
+  if (timeline) timeline->copy_async(slot_, running_, bytes);
   const Internal internal(internal_);
   copies.add(copies.early(), std::move(work));
 }
-void Block::copy_commit() { threads_[running_].work.copies.commit(); }
+void Block::copy_commit() {
+  if (timeline) {
+    let_others_run("cp_async_commit", {});
+    timeline->copy_commit(slot_, running_);
+  }
+  threads_[running_].work.copies.commit();
+}
 void Block::copy_wait(std::size_t pending) {
+  if (timeline) {
+    let_others_run("cp_async_wait", {});
+    timeline->copy_wait(slot_, running_, pending);
+  }
   AsyncQueue& copies = threads_[running_].work.copies;
   const Internal internal(internal_);
   const std::uint32_t done = copies.wait(pending);
+  if (timeline) timeline->drop();
   if (races_ && copies.who != AsyncQueue::kNone)
     races_->copies_done(number(running_), copies.who, done);
 }
@@ -234,6 +249,12 @@ void Block::copy_wait(std::size_t pending) {
 void Block::store_async(const char* what, Place place, std::function<Write()> read,
                         Kind results_kind, const BlockList& operands, const BlockList& results) {
   AsyncWork& mine = threads_[running_].work;
+  if (timeline) {
+    let_others_run(what, place);
+    std::size_t sum = 0;
+    operands([&](const void*, std::size_t bytes) { sum += bytes; });
+    timeline->store(slot_, running_, sum);
+  }
   // Between ordinary stores and this one there is a fence: races_ knows of which. Else, where
   // ordinary code has stored since the last fence, there is at least one since this thread's last
   // group.
@@ -259,13 +280,19 @@ void Block::store_async(const char* what, Place place, std::function<Write()> re
     else
       mine.results.emplace_back(group, std::move(write));
   });
+  if (timeline) timeline->drop();
 }
 void Block::store_commit() {
+  if (timeline) timeline->store_commit(slot_, running_);
   threads_[running_].work.stores.commit();
   threads_[running_].work.fences = fences_ / 2;
 }
 void Block::store_wait(std::size_t pending, bool written) {
   AsyncWork& mine = threads_[running_].work;
+  if (timeline) {
+    let_others_run("tma_store_wait", {});
+    timeline->store_wait(slot_, running_, pending, written);
+  }
   const Internal internal(internal_);
   const std::uint32_t done = mine.stores.wait(pending);
   if (written)
@@ -273,6 +300,7 @@ void Block::store_wait(std::size_t pending, bool written) {
       if (result.first <= done) result.second();
       return result.first <= done;
     });
+  if (timeline) timeline->drop();
   if (!races_) return;
   Order& order = races_->order();
   if (mine.stores.who != AsyncQueue::kNone) order.learn(number(running_), mine.stores.who, done);
@@ -353,6 +381,8 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
   if (races_ && a.at) hold(a, false);
   note_held(mine);
   if (lane() == 0) check_same_product(place);
+  // N columns of D are N / 2 floats of a thread.
+  if (timeline) timeline->product(slot_, running_, d.bytes / sizeof(float) * 2);
   ++mine.issued;
   if (lane() == 0) {  // one instruction of all four warps: each has to know what was written
     std::optional<Races::Access> reads;
@@ -375,16 +405,28 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
   }
   const Internal internal(internal_);
   mine.products.add(early, std::move(work));
+  if (timeline) timeline->drop();
 }
 
-void Block::product_commit() { threads_[running_].work.products.commit(); }
+void Block::product_commit() {
+  if (timeline) {
+    let_others_run("wgmma_commit", {});
+    timeline->product_commit(slot_, running_);
+  }
+  threads_[running_].work.products.commit();
+}
 
 void Block::product_wait(std::size_t pending, Place place) {
+  if (timeline) {
+    let_others_run("wgmma_wait", place);
+    timeline->product_wait(slot_, running_, pending);
+  }
   AsyncWork& mine = threads_[running_].work;
   const std::uint32_t done = [&] {
     const Internal internal(internal_);
     return mine.products.wait(pending);
   }();
+  if (timeline) timeline->drop();
   std::erase_if(mine.held, [&](const AsyncWork::Held& h) { return h.group <= done; });
   const std::size_t who = product_numbers_[running_ / kWarpSize];
   if (races_ && who != AsyncQueue::kNone) races_->order().learn(number(running_), who, done);
