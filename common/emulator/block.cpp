@@ -240,7 +240,10 @@ void Block::thread_main(Thread& self) {
     entering_block = std::exchange(reading_block, nullptr) ? this : nullptr;
     if (!failure_) grid_.kernel.run();
     reading_block = races_ ? this : nullptr;
-    if (timeline && !failure_) let_others_run("the end of the kernel", {});
+    if (timeline && !failure_) {
+      timeline->account();
+      let_others_run("the end of the kernel", {});
+    }
   } catch (const Abandoned&) {
   } catch (...) {
     if (!failure_) failure_ = std::current_exception();
@@ -307,7 +310,7 @@ void Block::let_others_run(const char* what, Place place) {
 
 // The same in the middle of ordinary code, through which nothing may be thrown.
 void Block::pause() {
-  if (timeline) timeline->slice(slot_, running_);
+  if (timeline) timeline->account();
   make_ready(running_);
   paused_ = true;
   stop();
@@ -342,6 +345,7 @@ void Block::make_ready(std::size_t t) {
 }
 
 void Block::wait_until(const char* what, Place place, const std::function<bool()>& there) {
+  const Uncounted uncounted;
   leave_if_failed();
   const auto is_there = [&] {
     const Internal internal(internal_);
@@ -377,6 +381,7 @@ void Block::poll() {
 
 void Block::atomic(const char* what, Place place, const void* at, std::size_t bytes, bool releases,
                    bool acquires) {
+  const Uncounted uncounted;
   note_progress(grid_);
   last_word = {at, bytes, {}};
   std::memcpy(last_word.value.data(), at, std::min(bytes, last_word.value.size()));

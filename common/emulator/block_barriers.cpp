@@ -8,6 +8,7 @@
 namespace attn::emulator {
 
 void Block::wait_block(const char* what, Place place) {
+  const Uncounted uncounted;
   leave_if_failed();
   if (!barrier_.empty() && !(threads_[barrier_.front()].place == place))
     fail(what, place,
@@ -43,6 +44,7 @@ std::shared_ptr<const Epochs> Block::open_block_barrier() {
 
 void Block::named_barrier(const char* what, Place place, std::size_t id, std::size_t count,
                           bool wait) {
+  const Uncounted uncounted;
   leave_if_failed();
   if (id == 0) fail(what, place, "with barrier 0, which is __syncthreads's: 1 to 15 are free");
   if (id >= named_.size() || count % kWarpSize != 0 || count == 0 || count > round_up_to_warps())
@@ -120,6 +122,7 @@ void Block::mbarrier_init_fence() {
 }
 
 void Block::mbarrier_arrive(const char* what, Place place, const void* at, std::size_t bytes) {
+  const Uncounted uncounted;
   leave_if_failed();
   MBarrier& barrier = mbarrier_of(what, place, at);
   if (timeline) let_others_run(what, place);
@@ -142,6 +145,7 @@ void Block::mbarrier_copy(const char* what, Place place, const void* at, void* t
 void Block::mbarrier_copy_to(unsigned rank, const char* what, Place place, const void* at, void* to,
                              std::size_t bytes, std::function<void()> work,
                              const BlockList& source) {
+  const Uncounted uncounted;
   Block& owner = *cluster_->blocks[rank];
   leave_if_failed();
   if (&owner != this && owner.over()) fail(what, place, "to a block of the cluster that has ended");
@@ -183,6 +187,7 @@ void Block::mbarrier_copy_to(unsigned rank, const char* what, Place place, const
 }
 
 void Block::mbarrier_wait(const char* what, Place place, const void* at, unsigned parity) {
+  const Uncounted uncounted;
   leave_if_failed();
   MBarrier& barrier = mbarrier_of(what, place, at);
   if (timeline) {
@@ -222,7 +227,7 @@ void Block::end_phase(Block& owner, MBarrier& barrier) {
     barrier.meeting.last = nullptr;
   }
   grid_.spins = grid_.slices = 0;
-  if (timeline) timeline->complete(&barrier), timeline->drop();
+  if (timeline) timeline->complete(&barrier);
   for (std::size_t t : barrier.take_waiting()) {
     if (timeline) timeline->resume(&barrier, owner.slot_, t);
     owner.make_ready(t);
@@ -232,6 +237,7 @@ void Block::end_phase(Block& owner, MBarrier& barrier) {
 // A thread that waits keeps this frame: it is small, and what few need is elsewhere.
 void Block::meet_warp(const char* what, Place place, unsigned mask, void* mine,
                       const Finish& finish, Exited exited, bool orders) {
+  const Uncounted uncounted;
   leave_if_failed();
   if (timeline) let_others_run(what, place);
   const std::size_t warp = running_ / kWarpSize;
@@ -284,7 +290,6 @@ bool Block::complete(std::size_t warp, const Collective& c) const {
   }
   const Internal internal(internal_);
   (*c.finish)(c.operands);
-  if (timeline) timeline->drop();
   return warps_[warp].erase(which);
 }
 
@@ -349,6 +354,7 @@ void Block::access_cluster(Kind kind, const char* what, Place place, const void*
 }
 
 void Block::cluster_arrive(const char* what, Place place) {
+  const Uncounted uncounted;
   leave_if_failed();
   Thread& self = threads_[running_];
   if (self.cluster_phase > cluster_->phase) fail(what, place, "twice without cluster_wait between");
@@ -376,6 +382,7 @@ void Block::end_cluster_phase() {
 }
 
 void Block::cluster_wait(const char* what, Place place) {
+  const Uncounted uncounted;
   leave_if_failed();
   const std::size_t phase = threads_[running_].cluster_phase;
   if (phase == 0) fail(what, place, "without cluster_arrive before it");
@@ -402,6 +409,7 @@ void Block::leave_cluster() {
 }
 
 void Block::mbarrier_arrive_cluster(const char* what, Place place, const void* at) {
+  const Uncounted uncounted;
   leave_if_failed();
   Block& owner = owner_of(what, place, at);
   MBarrier& barrier = owner.mbarrier_of(what, place, at);

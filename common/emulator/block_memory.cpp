@@ -214,6 +214,7 @@ void Block::check_shared_guard() const {
 
 void Block::copy_async(const char* what, Place place, void* to, const void* from, std::size_t bytes,
                        std::function<void()> work) {
+  const Uncounted uncounted;
   require_shared(what, place, "a destination", to, 16);
   AsyncQueue& copies = threads_[running_].work.copies;
   if (races_) {
@@ -227,6 +228,7 @@ void Block::copy_async(const char* what, Place place, void* to, const void* from
   copies.add(copies.early(), std::move(work));
 }
 void Block::copy_commit() {
+  const Uncounted uncounted;
   if (timeline) {
     let_others_run("cp_async_commit", {});
     timeline->copy_commit(slot_, running_);
@@ -234,6 +236,7 @@ void Block::copy_commit() {
   threads_[running_].work.copies.commit();
 }
 void Block::copy_wait(std::size_t pending) {
+  const Uncounted uncounted;
   if (timeline) {
     let_others_run("cp_async_wait", {});
     timeline->copy_wait(slot_, running_, pending);
@@ -241,13 +244,13 @@ void Block::copy_wait(std::size_t pending) {
   AsyncQueue& copies = threads_[running_].work.copies;
   const Internal internal(internal_);
   const std::uint32_t done = copies.wait(pending);
-  if (timeline) timeline->drop();
   if (races_ && copies.who != AsyncQueue::kNone)
     races_->copies_done(number(running_), copies.who, done);
 }
 
 void Block::store_async(const char* what, Place place, std::function<Write()> read,
                         Kind results_kind, const BlockList& operands, const BlockList& results) {
+  const Uncounted uncounted;
   AsyncWork& mine = threads_[running_].work;
   if (timeline) {
     let_others_run(what, place);
@@ -280,14 +283,15 @@ void Block::store_async(const char* what, Place place, std::function<Write()> re
     else
       mine.results.emplace_back(group, std::move(write));
   });
-  if (timeline) timeline->drop();
 }
 void Block::store_commit() {
+  const Uncounted uncounted;
   if (timeline) timeline->store_commit(slot_, running_);
   threads_[running_].work.stores.commit();
   threads_[running_].work.fences = fences_ / 2;
 }
 void Block::store_wait(std::size_t pending, bool written) {
+  const Uncounted uncounted;
   AsyncWork& mine = threads_[running_].work;
   if (timeline) {
     let_others_run("tma_store_wait", {});
@@ -300,7 +304,6 @@ void Block::store_wait(std::size_t pending, bool written) {
       if (result.first <= done) result.second();
       return result.first <= done;
     });
-  if (timeline) timeline->drop();
   if (!races_) return;
   Order& order = races_->order();
   if (mine.stores.who != AsyncQueue::kNone) order.learn(number(running_), mine.stores.who, done);
@@ -316,6 +319,7 @@ void Block::fence_proxy(Space space) {
 // ---- products ---------------------------------------------------------------------------------
 
 void Block::product_fence() {
+  const Uncounted uncounted;
   AsyncWork& mine = threads_[running_].work;
   mine.registers_fenced = true;
   mine.writes.clear();
@@ -347,6 +351,7 @@ void Block::check_same_product(Place place) {
 
 void Block::product_async(Place place, Registers d, bool accumulate, Registers a,
                           std::function<void()> work, const BlockList& operands) {
+  const Uncounted uncounted;
   leave_if_failed();
   AsyncWork& mine = threads_[running_].work;
   if (!mine.registers_fenced) fail("wgmma", place, "without wgmma_fence since the last wait");
@@ -405,10 +410,10 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
   }
   const Internal internal(internal_);
   mine.products.add(early, std::move(work));
-  if (timeline) timeline->drop();
 }
 
 void Block::product_commit() {
+  const Uncounted uncounted;
   if (timeline) {
     let_others_run("wgmma_commit", {});
     timeline->product_commit(slot_, running_);
@@ -417,6 +422,7 @@ void Block::product_commit() {
 }
 
 void Block::product_wait(std::size_t pending, Place place) {
+  const Uncounted uncounted;
   if (timeline) {
     let_others_run("wgmma_wait", place);
     timeline->product_wait(slot_, running_, pending);

@@ -105,8 +105,8 @@ bool Timeline::others_first(Cycles clock) {
   return first && ready_.top().clock < clock;
 }
 
-void Timeline::slice(std::size_t slot, std::size_t t) {
-  Lane& l = lane(slot, t);
+void Timeline::account() {
+  Lane& l = lane(running_.slot, running_.t);
   l.ordinary += static_cast<Cycles>(kSlice - reads_left);
   reads_left = kSlice;
   l.special += std::exchange(special_, 0);
@@ -121,7 +121,6 @@ void Timeline::drop() {
 
 bool Timeline::turn(std::size_t slot, std::size_t t) {
   Lane& l = lane(slot, t);
-  slice(slot, t);
   if (l.running) {
     if (!l.running->done) return true;  // woken by something else: not this emulator's
     l.clock = std::max(l.clock, l.running->end);
@@ -421,10 +420,7 @@ void Timeline::store_wait(std::size_t slot, std::size_t t, std::size_t pending, 
 
 void Timeline::product(std::size_t slot, std::size_t t, std::size_t columns) {
   Lane& l = lane(slot, t);
-  if (l.products > 0)
-    drop();  // between two products there is no other code
-  else
-    slice(slot, t), l.products_began = l.clock;
+  if (l.products == 0) l.products_began = l.clock;
   l.products += columns / 2;
   l.clock += costs::kIssue;
 }

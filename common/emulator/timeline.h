@@ -78,7 +78,7 @@ class Timeline {
   /// Removes it from the queue: it runs.
   void begin();
   const Next& running() const { return running_; }
-  /// Before an instruction that others may see: accounts for the ordinary code since the last one.
+  /// Before an instruction that others may see: spends the time of the ordinary code before it.
   /// True if the caller has to suspend its thread, and ask again when it goes on.
   bool turn(std::size_t slot, std::size_t t);
   /// Threads that poll global memory; the clock at which one sees a change.
@@ -86,8 +86,9 @@ class Timeline {
   void sees(std::size_t slot, std::size_t t);
 
   // ---- ordinary code ----------------------------------------------------------------------------
-  /// Accounts for it, or drops it: what a wrapper did to emulate an instruction.
-  void slice(std::size_t slot, std::size_t t);
+  /// Accounts for what the running thread has done since the last call; or drops it, since it was
+  /// the emulation of an instruction.
+  void account();
   void drop();
   void count_special() { ++special_; }
   void count_global(std::size_t bytes, bool reads) { (reads ? read_ : written_) += bytes; }
@@ -231,6 +232,17 @@ class Timeline {
 
 /// The one of this thread of the host, or null: no time is modelled.
 inline thread_local constinit Timeline* timeline = nullptr;
+
+/// In a method of Block: accounts for the ordinary code before it. What the method itself reads is
+/// none: functions of the standard library may be the kernels' copies, which are instrumented.
+struct Uncounted {
+  Uncounted() {
+    if (timeline) timeline->account();
+  }
+  ~Uncounted() {
+    if (timeline) timeline->drop();
+  }
+};
 
 /// A mark of the thread that runs (attn/span.h).
 void begin_mark(const char* name);
