@@ -451,37 +451,45 @@ void Timeline::product_wait(std::size_t slot, std::size_t t, std::size_t pending
 
 // ---- marks --------------------------------------------------------------------------------------
 
-void Timeline::begin_mark(std::size_t slot, std::size_t t, const char* name) {
-  Lane& l = lane(slot, t);
+void Timeline::begin_mark(const char* name) {
+  Lane& l = lane(running_.slot, running_.t);
   l.marks.emplace_back(name, l.clock);
 }
 
 // Those of a warp's first lane are drawn.
-void Timeline::end_mark(std::size_t slot, std::size_t t) {
-  Lane& l = lane(slot, t);
-  const auto [name, begin] = l.marks.back();
-  l.marks.pop_back();
-  if (t % kWarpSize == 0)
-    trace_.span(block(slot).number, 1 + t / kWarpSize, "mark", name, begin, l.clock);
+void Timeline::end_marks(std::size_t open) {
+  Lane& l = lane(running_.slot, running_.t);
+  for (; l.marks.size() > open; l.marks.pop_back())
+    if (running_.t % kWarpSize == 0)
+      trace_.span(block(running_.slot).number, 1 + running_.t / kWarpSize, "mark",
+                  l.marks.back().first, l.marks.back().second, l.clock);
+}
+
+void Timeline::end_mark(const char* name) {
+  const auto& marks = lane(running_.slot, running_.t).marks;
+  for (std::size_t n = marks.size(); n-- > 0;)
+    if (std::strcmp(marks[n].first, name) == 0) return end_marks(n);
 }
 
 namespace {
-// Accounts for the ordinary code before a mark.
-void account() {
+// Spends the time of the ordinary code before a mark. A thread that leaves a kernel that has failed
+// has no time.
+bool at_mark() {
+  if (!timeline || !running_block || std::uncaught_exceptions() > 0) return false;
   running_block->wait_until("a mark", {}, [] { return true; });
+  return true;
 }
 }  // namespace
 
+std::size_t open_marks() { return timeline && running_block ? timeline->open_marks() : 0; }
 void begin_mark(const char* name) {
-  if (!timeline || !running_block) return;
-  account();
-  timeline->begin_mark(timeline->running().slot, timeline->running().t, name);
+  if (at_mark()) timeline->begin_mark(name);
 }
-
-void end_mark() {
-  if (!timeline || !running_block || std::uncaught_exceptions() > 0) return;
-  account();
-  timeline->end_mark(timeline->running().slot, timeline->running().t);
+void end_marks(std::size_t open) {
+  if (timeline && timeline->open_marks() > open && at_mark()) timeline->end_marks(open);
+}
+void end_mark(const char* name) {
+  if (at_mark()) timeline->end_mark(name);
 }
 
 }  // namespace attn::emulator

@@ -124,8 +124,10 @@ class Timeline {
   void product_wait(std::size_t slot, std::size_t t, std::size_t pending);
 
   // ---- marks ------------------------------------------------------------------------------------
-  void begin_mark(std::size_t slot, std::size_t t, const char* name);
-  void end_mark(std::size_t slot, std::size_t t);
+  std::size_t open_marks() { return lane(running_.slot, running_.t).marks.size(); }
+  void begin_mark(const char* name);
+  void end_marks(std::size_t open);
+  void end_mark(const char* name);
 
  private:
   // Ordinary code of a warp between two instructions; its lanes run it at the same time.
@@ -244,8 +246,10 @@ struct Uncounted {
   }
 };
 
-/// A mark of the thread that runs (attn/span.h).
+/// Marks of the thread that runs, as attn/span.h has them.
+std::size_t open_marks();
 void begin_mark(const char* name);
-void end_mark();
+void end_marks(std::size_t open);
+void end_mark(const char* name);
 
 }  // namespace attn::emulator
