@@ -121,6 +121,7 @@ void Timeline::drop() {
 
 bool Timeline::turn(std::size_t slot, std::size_t t) {
   Lane& l = lane(slot, t);
+  if (l.products > 0) l.ordinary = 0;  // addresses between the products of a group
   if (l.running) {
     if (!l.running->done) return true;  // woken by something else: not this emulator's
     l.clock = std::max(l.clock, l.running->end);
@@ -351,7 +352,7 @@ void Timeline::copy(const void* barrier, std::size_t slot, std::size_t t, std::s
   const auto [begin, end] = transfer(slot, bytes, l.clock + costs::kIssue);
   const std::size_t number = block(slot).number;
   trace_.busy(number, kTmaTrack, name, begin, end);
-  trace_.flight(block(owner).number, "tma", "TMA " + name, l.clock, end + costs::kTma);
+  trace_.flight(block(owner).number, 1 + t / kWarpSize, "tma", "TMA " + name, l.clock, end + costs::kTma);
   Sync& s = syncs_[barrier];
   // complete() adds the latency of a barrier, which is part of the copy's.
   if (const Cycles there = end + costs::kTma - costs::kBarrier; there >= s.last) {
@@ -378,8 +379,8 @@ void Timeline::copy_commit(std::size_t slot, std::size_t t) {
     Source source;
     if (l.copied) {
       trace_.busy(number, kLoadsTrack, "cp.async", begin, end);
-      trace_.flight(number, "cp.async", "cp.async of warp " + std::to_string(t / kWarpSize),
-                    l.copies_began, there);
+      trace_.flight(number, 1 + t / kWarpSize, "cp.async",
+                    "cp.async of warp " + std::to_string(t / kWarpSize), l.copies_began, there);
       source = {number, kLoadsTrack, end - std::min<Cycles>(2, end - begin), true};
     }
     w.copies.push_back({there, there, source});
@@ -398,7 +399,8 @@ void Timeline::store(std::size_t slot, std::size_t t, std::size_t bytes) {
   Lane& l = lane(slot, t);
   const auto [begin, end] = transfer(slot, bytes, l.clock + costs::kIssue);
   trace_.busy(block(slot).number, kTmaTrack, "store", begin, end);
-  trace_.flight(block(slot).number, "tma", "TMA store", l.clock, end + costs::kTma);
+  trace_.flight(block(slot).number, 1 + t / kWarpSize, "tma", "TMA store", l.clock,
+                end + costs::kTma);
   l.open_stores.read = end;
   l.open_stores.end = end + costs::kTma;
   l.open_stores.source = {block(slot).number, kTmaTrack, end - std::min<Cycles>(2, end - begin),
@@ -434,8 +436,9 @@ void Timeline::product_commit(std::size_t slot, std::size_t t) {
     const std::size_t number = block(slot).number;
     const bool drawn = t / kWarpSize % 4 == 0 && l.products > 0;
     if (drawn)
-      trace_.flight(number, "wgmma", "wgmma of " + warpgroup_name(t / kWarpSize),
-                    l.products_began, end + costs::kWgmmaLatency);
+      trace_.flight(number, 1 + t / kWarpSize, "wgmma",
+                    "wgmma of " + warpgroup_name(t / kWarpSize), l.products_began,
+                    end + costs::kWgmmaLatency);
     w.products.push_back({end, end + costs::kWgmmaLatency,
                           {number, kTensorTrack, end - std::min<Cycles>(2, end - begin), drawn}});
   }
@@ -445,8 +448,11 @@ void Timeline::product_commit(std::size_t slot, std::size_t t) {
 void Timeline::product_wait(std::size_t slot, std::size_t t, std::size_t pending) {
   const std::size_t groups = lane(slot, t).product_groups;
   if (groups <= pending) return;
-  const Group& group = warp(slot, t).products[groups - pending - 1];
-  wait_for(slot, t, group.end, "wgmma_wait", group.source);
+  const std::size_t n = groups - pending - 1;
+  // The track has quarter 0; the warpgroup's other warps work at the same time.
+  const std::vector<Group>& drawn = warp(slot, t / kWarpgroupSize * kWarpgroupSize).products;
+  wait_for(slot, t, warp(slot, t).products[n].end, "wgmma_wait",
+           n < drawn.size() ? drawn[n].source : Source{});
 }
 
 // ---- marks --------------------------------------------------------------------------------------

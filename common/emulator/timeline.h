@@ -42,7 +42,7 @@ inline constexpr Cycles kExponential = 8;      // per warp: 16 lanes per SM and 
 inline constexpr Cycles kMma = 6;              // 2048 multiply-adds at 62 % of 512 per cycle
 inline constexpr Cycles kWgmmaLatency = 32;    // from the last product to the wait
 inline constexpr Cycles kIssue = 4;            // of an asynchronous instruction
-inline constexpr Cycles kShuffle = 24, kLdmatrix = 30, kVote = 12, kSyncwarp = 4;
+inline constexpr Cycles kShuffle = 24, kLdmatrix = 12, kVote = 12, kSyncwarp = 4;
 inline constexpr Cycles kArrive = 8;           // an arrival at a barrier
 inline constexpr Cycles kBarrier = 24;         // from the last arrival to those who wait
 inline constexpr Cycles kTma = 700, kLoad = 600, kAtomic = 700, kSharedAtomic = 40;

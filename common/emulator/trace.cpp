@@ -84,9 +84,9 @@ void Trace::busy(std::size_t block, std::size_t track, const std::string& name, 
   span(block, track, "unit", name, begin, end);
 }
 
-void Trace::flight(std::size_t block, const char* kind, const std::string& name, Cycles begin,
-                   Cycles end) {
-  blocks_[block].flights.push_back({kind, name, begin, end, ++ids_});
+void Trace::flight(std::size_t block, std::size_t issuer, const char* kind,
+                   const std::string& name, Cycles begin, Cycles end) {
+  blocks_[block].flights.push_back({issuer, kind, name, begin, end, ++ids_});
   end_ = std::max(end_, end);
 }
 
@@ -131,7 +131,8 @@ std::string Trace::block_json(std::size_t number, std::size_t shown, Cycles unti
   const auto id = [](std::size_t n) { return ",\"id\":" + std::to_string(n); };
   for (const Flight& f : b.flights) {
     if (f.end > until) continue;
-    text += named(head("b", pid, 0, nanoseconds(f.begin)), f.kind, f.name) + id(f.id) + "},\n";
+    text += named(head("b", pid, 0, nanoseconds(f.begin)), f.kind, f.name) + id(f.id) +
+            ",\"args\":{\"issuer\":" + std::to_string(f.issuer) + "}},\n";
     text += named(head("e", pid, 0, nanoseconds(f.end)), f.kind, f.name) + id(f.id) + "},\n";
   }
   for (const Flow& f : b.flows) {

@@ -37,9 +37,9 @@ class Trace {
   /// The same of a unit: continues the last span if there is no gap.
   void busy(std::size_t block, std::size_t track, const std::string& name, Cycles begin,
             Cycles end);
-  /// Work in flight, drawn on a track of its own.
-  void flight(std::size_t block, const char* kind, const std::string& name, Cycles begin,
-              Cycles end);
+  /// Work in flight, which `issuer`'s track has issued; drawn on a track of its own.
+  void flight(std::size_t block, std::size_t issuer, const char* kind, const std::string& name,
+              Cycles begin, Cycles end);
   /// An arrow to the end of a wait.
   void flow(const Source& from, std::size_t block, std::size_t track, Cycles to);
 
@@ -59,6 +59,7 @@ class Trace {
     Cycles begin, end;
   };
   struct Flight {
+    std::size_t issuer;
     const char* kind;
     std::string name;
     Cycles begin, end;
