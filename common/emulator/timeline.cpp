@@ -427,20 +427,26 @@ void Timeline::product(std::size_t slot, std::size_t t, std::size_t columns) {
   l.clock += costs::kIssue;
 }
 
+// A product is one instruction of four warps, each with the tensor core of its quarter: the first
+// of them that commits a group says when it runs.
 void Timeline::product_commit(std::size_t slot, std::size_t t) {
   Lane& l = lane(slot, t);
-  Warp& w = warp(slot, t);
-  if (l.product_groups++ == w.products.size()) {
-    // The first product begins when it is issued, if the tensor core is free.
-    const auto [begin, end] = multiply(slot, t, l.products, l.products_began);
-    const std::size_t number = block(slot).number;
-    const bool drawn = t / kWarpSize % 4 == 0 && l.products > 0;
-    if (drawn)
-      trace_.flight(number, 1 + t / kWarpSize, "wgmma",
-                    "wgmma of " + warpgroup_name(t / kWarpSize), l.products_began,
-                    end + costs::kWgmmaLatency);
-    w.products.push_back({end, end + costs::kWgmmaLatency,
-                          {number, kTensorTrack, end - std::min<Cycles>(2, end - begin), drawn}});
+  std::vector<Group>& groups = products_of(slot, t);
+  if (l.product_groups++ == groups.size()) {
+    std::array<Cycles, 4>& free = sms_[block(slot).sm]->tensor_free;
+    // The first product begins when it is issued, if the tensor cores are free.
+    const Cycles begin = std::max(l.products_began, *std::ranges::max_element(free));
+    const Cycles end = begin + l.products;
+    free.fill(end);
+    const std::size_t number = block(slot).number, warp = t / kWarpSize;
+    if (l.products > 0) {
+      trace_.busy(number, kTensorTrack, warpgroup_name(warp), begin, end);
+      trace_.flight(number, 1 + t / kWarpSize, "wgmma", "wgmma of " + warpgroup_name(warp),
+                    l.products_began, end + costs::kWgmmaLatency);
+    }
+    groups.push_back({end, end + costs::kWgmmaLatency,
+                      {number, kTensorTrack, end - std::min<Cycles>(2, l.products),
+                       l.products > 0}});
   }
   l.products = 0;
 }
@@ -448,11 +454,8 @@ void Timeline::product_commit(std::size_t slot, std::size_t t) {
 void Timeline::product_wait(std::size_t slot, std::size_t t, std::size_t pending) {
   const std::size_t groups = lane(slot, t).product_groups;
   if (groups <= pending) return;
-  const std::size_t n = groups - pending - 1;
-  // The track has quarter 0; the warpgroup's other warps work at the same time.
-  const std::vector<Group>& drawn = warp(slot, t / kWarpgroupSize * kWarpgroupSize).products;
-  wait_for(slot, t, warp(slot, t).products[n].end, "wgmma_wait",
-           n < drawn.size() ? drawn[n].source : Source{});
+  const Group& group = products_of(slot, t)[groups - pending - 1];
+  wait_for(slot, t, group.end, "wgmma_wait", group.source);
 }
 
 // ---- marks --------------------------------------------------------------------------------------

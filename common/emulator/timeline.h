@@ -158,7 +158,7 @@ class Timeline {
   };
   struct Warp {
     std::vector<std::shared_ptr<Batch>> batches;
-    std::vector<Group> copies, products;
+    std::vector<Group> copies, products;  // products of the warpgroup, in its first warp
     Cycles last_wait = 0, last_arrival = 0;  // their ends
     const void* arrived_at = nullptr;
   };
@@ -203,6 +203,9 @@ class Timeline {
   Running& block(std::size_t slot) { return *blocks_[slot]; }
   Lane& lane(std::size_t slot, std::size_t t) { return blocks_[slot]->lanes[t]; }
   Warp& warp(std::size_t slot, std::size_t t) { return blocks_[slot]->warps[t / 32]; }
+  std::vector<Group>& products_of(std::size_t slot, std::size_t t) {
+    return warp(slot, t / 128 * 128).products;
+  }
   std::size_t lanes_of(std::size_t slot, std::size_t t);
   bool others_first(Cycles clock);
   void after(Cycles clock, std::function<void()> happens) {
