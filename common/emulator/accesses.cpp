@@ -17,7 +17,6 @@
 #include <string>
 
 #include "emulator/simt.h"
-#include "emulator/timeline.h"
 
 #ifndef ATTN_ASAN  // AddressSanitizer and this instrumentation exclude one another
 
@@ -67,10 +66,7 @@ inline void note(Kind kind, const void* at, std::size_t bytes, const void* calle
   Block* const block = kind == Kind::read ? reading_block : running_block;
   if (!block) return;
   [[maybe_unused]] const Unwatched unwatched;
-  if (!timeline) return block->access(kind, nullptr, Where(caller), at, bytes);
-  const int left = reads_left;
   block->access(kind, nullptr, Where(caller), at, bytes);
-  reads_left = left;
 }
 
 }  // namespace

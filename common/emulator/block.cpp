@@ -89,6 +89,7 @@ Block::Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_
   if (timeline) {
     timeline->begin_block(slot_, index_.text(), threads_.size());
     looks_closer_ = true;
+    late_warp_ = ~std::size_t{0};
   }
   for (std::size_t t = 0; t < threads_.size(); ++t) {
     threads_[t].index = index_in(extent, static_cast<std::uint32_t>(t));
@@ -135,15 +136,17 @@ bool Block::step(std::size_t turns) {
 // Whose turn is next: running_. None is if this step, or the block, has come to its end.
 bool Block::choose() {
   if (turns_ == 0 || over()) return false;
-  if (timeline) {
-    const auto next = timeline->next();
-    if (!next || next->slot != slot_) return false;
-    timeline->begin();
-    running_ = next->t;
-    if (timeline->polling > 0) turns_ = 1;  // what they wait for may be there
-    return true;
+  if (late_warps == LateWarps::in_turn) [[unlikely]] {
+    if (timeline) {
+      const auto next = timeline->next();
+      if (!next || next->slot != slot_) return false;
+      timeline->begin();
+      running_ = next->t;
+      if (timeline->polling > 0) turns_ = 1;  // what they wait for may be there
+      return true;
+    }
+    if (random_.below(kTurnsOfLateWarp) == 0) change_late_warp();
   }
-  if (late_warps == LateWarps::in_turn && random_.below(kTurnsOfLateWarp) == 0) change_late_warp();
   // A thread that spins may wait for the late warp.
   const bool late = !late_.empty() && (ready_.empty() || ++atomic_yields_ >= kTurnsUntilLate);
   if (late) atomic_yields_ = 0;
@@ -340,8 +343,10 @@ void Block::lose(const std::string& line) noexcept {
 
 void Block::make_ready(std::size_t t) {
   threads_[t].state = State::kReady;
-  if (timeline) return timeline->ready(slot_, t);
-  (t / kWarpSize == late_warp_ ? late_ : ready_).push_back(t);
+  if (t / kWarpSize == late_warp_) return late_.push_back(t);
+  if (timeline) [[unlikely]]
+    return timeline->ready(slot_, t);
+  ready_.push_back(t);
 }
 
 void Block::wait_until(const char* what, Place place, const std::function<bool()>& there) {

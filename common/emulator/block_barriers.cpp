@@ -237,9 +237,11 @@ void Block::end_phase(Block& owner, MBarrier& barrier) {
 // A thread that waits keeps this frame: it is small, and what few need is elsewhere.
 void Block::meet_warp(const char* what, Place place, unsigned mask, void* mine,
                       const Finish& finish, Exited exited, bool orders) {
-  const Uncounted uncounted;
   leave_if_failed();
-  if (timeline) let_others_run(what, place);
+  if (timeline) [[unlikely]] {  // no Uncounted: this frame is to stay small
+    timeline->account();
+    let_others_run(what, place);
+  }
   const std::size_t warp = running_ / kWarpSize;
   mask &= full_mask();
   if (!(mask >> lane() & 1)) fail(what, place, "with a mask that does not name its lane");
@@ -290,7 +292,10 @@ bool Block::complete(std::size_t warp, const Collective& c) const {
   }
   const Internal internal(internal_);
   (*c.finish)(c.operands);
-  return warps_[warp].erase(which);
+  const auto behind = warps_[warp].erase(which);
+  if (timeline) [[unlikely]]
+    timeline->drop();
+  return behind;
 }
 
 // The thread that runs has exited: perhaps others of its warp have waited for that.

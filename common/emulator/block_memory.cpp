@@ -98,8 +98,11 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
                         std::to_string(past) + " bytes past the end of its " +
                         std::to_string(shared_bytes_) + " bytes of dynamic shared memory, at " +
                         where.text());
-    if (timeline && GlobalBuffer::find(at))
-      timeline->count_global(bytes, kind == Kind::read);
+    if (timeline) [[unlikely]] {
+      const int left = reads_left;
+      if (GlobalBuffer::find(at)) timeline->count_global(bytes, kind == Kind::read);
+      reads_left = left;
+    }
     if (kind != Kind::write && !grid_.races) return;
     GlobalBuffer* const buffer = GlobalBuffer::find(at);
     if (!buffer) {

@@ -12,6 +12,7 @@ namespace attn {
 Status TimelineRecorder::record(Session& session) {
   // Asynchronous work happens in memory when a thread waits for it: the clocks alone say when.
   emulator::early_copies = emulator::mixed_copies = false;
+  emulator::late_warps = emulator::LateWarps::in_turn;  // where the schedule asks for the clocks
   emulator::Timeline timeline(trace_);
   struct Modelled {
     explicit Modelled(emulator::Timeline& t) { emulator::timeline = &t; }
