@@ -189,26 +189,37 @@ void add_marks(const Events& e, TimelineSummary& s) {
 }
 
 // Backwards from the last event: a warp runs since its last wait that something else has ended; the
-// arrival, or the copy or product that ended it, is the next link.
+// arrival, or the copy or product that ended it, is the next link. Before the start of a block it is
+// the last event of a block that had ended.
 class Chain {
  public:
   Chain(const Events& e, TimelineSummary& s) : e_(e) {
-    Point at{};
-    for (const auto& [track, end] : e.ends)
-      if (track.second < emulator::kTensorTrack && end > at.at) at = {track, end};
+    Point at = last_event(e.end);
     for (std::size_t n = 0; n < kMostLinks && at.at > kNanosecond; ++n) {
-      const auto link = last_wait(at);
-      if (!link) break;
-      ran(at.track, link->first.end, at.at);
-      at = before(link->first, link->second, at.track);
+      if (const auto link = last_wait(at)) {
+        ran(at.track, link->first.end, at.at);
+        at = before(link->first, link->second, at.track);
+        continue;
+      }
+      const double begin = e.begins.at(at.track.first);
+      ran(at.track, begin, at.at);
+      at = last_event(begin);
+      if (at.at > 0 && begin - at.at > kNanosecond) add("until the next block", begin - at.at);
     }
-    if (at.at > 0) ran(at.track, 0, at.at);
     for (const auto& [what, part] : parts_) s.chain.push_back({what, part.first, part.second});
     std::ranges::stable_sort(s.chain, [](const auto& a, const auto& b) { return a.us > b.us; });
   }
 
  private:
   static constexpr std::size_t kMostLinks = 100'000;
+
+  // Of a warp, by then.
+  Point last_event(double then) const {
+    Point last{};
+    for (const auto& [track, end] : e_.ends)
+      if (track.second < emulator::kTensorTrack && end > last.at && end <= then) last = {track, end};
+    return last;
+  }
 
   // The last wait on this track that ends by then and that a flow leads to.
   std::optional<std::pair<Span, Point>> last_wait(const Point& at) const {
@@ -243,12 +254,21 @@ class Chain {
     return {{track.first, best->issuer}, best->begin};
   }
 
-  // Instructions of a warp, by marks.
+  // Waits of a warp that no flow leads to, such as loads, and its instructions, by marks.
   void ran(const Track& track, double begin, double end) {
     double rest = end - begin;
+    const Intervals here{{begin, end}};
+    Intervals waits;
+    if (const auto some = e_.waits.find(track); some != e_.waits.end()) {
+      waits = both(intervals(some->second), here);
+      for (const Span& w : some->second)
+        if (const double us = sum(both({{w.begin, w.end}}, here)); us > 0) add(w.name, us);
+      rest -= sum(waits);
+    }
     if (const auto marks = e_.marks.find(track); marks != e_.marks.end())
       for (const Span& m : marks->second) {
-        const double us = std::min(end, m.end) - std::max(begin, m.begin);
+        const Intervals inside = both({{m.begin, m.end}}, here);
+        const double us = sum(inside) - sum(both(inside, waits));
         if (us <= 0 || us > rest + kNanosecond) continue;
         add("instructions in " + m.name, us);
         rest -= us;
