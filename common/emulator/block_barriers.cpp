@@ -153,7 +153,8 @@ void Block::mbarrier_copy_to(unsigned rank, const char* what, Place place, const
   MBarrier& barrier = owner.mbarrier_of(what, place, at);
   if (timeline) {
     let_others_run(what, place);
-    timeline->copy(&barrier, slot_, running_, owner.slot_, bytes, owner.word_name(owner.shared_byte(at).value_or(0)));
+    timeline->copy(&barrier, slot_, running_, owner.slot_, bytes,
+                   owner.word_name(owner.shared_byte(at).value_or(0)));
   }
   if (!barrier.known_to_copies())
     fail(what, place, "on a barrier without mbarrier_init_fence since its mbarrier_init");
@@ -204,7 +205,8 @@ void Block::mbarrier_wait(const char* what, Place place, const void* at, unsigne
     threads_[running_].barrier = nullptr;
   }
   barrier.note_wait();
-  if (timeline) timeline->end_wait(&barrier, slot_, running_, word_name(shared_byte(at).value_or(0)));
+  if (timeline)
+    timeline->end_wait(&barrier, slot_, running_, word_name(shared_byte(at).value_or(0)));
   go_on(barrier.ended, running_);
 }
 
@@ -423,7 +425,9 @@ void Block::mbarrier_arrive_cluster(const char* what, Place place, const void* a
   if (barrier.all_arrived()) end_phase(owner, barrier);
   if (barrier.all_arrived())
     fail(what, place, "once more than the barrier counts in a phase: " + owner.barrier_text(at));
-  if (timeline) timeline->arrive(&barrier, slot_, running_, owner.word_name(owner.shared_byte(at).value_or(0)));
+  if (timeline)
+    timeline->arrive(&barrier, slot_, running_,
+                     owner.word_name(owner.shared_byte(at).value_or(0)));
   arrive(barrier.meeting, running_);
   if (barrier.arrive(0)) end_phase(owner, barrier);
   let_others_run(what, place);

@@ -352,7 +352,8 @@ void Timeline::copy(const void* barrier, std::size_t slot, std::size_t t, std::s
   const auto [begin, end] = transfer(slot, bytes, l.clock + costs::kIssue);
   const std::size_t number = block(slot).number;
   trace_.busy(number, kTmaTrack, name, begin, end);
-  trace_.flight(block(owner).number, 1 + t / kWarpSize, "tma", "TMA " + name, l.clock, end + costs::kTma);
+  trace_.flight(block(owner).number, 1 + t / kWarpSize, "tma", "TMA " + name, l.clock,
+                end + costs::kTma);
   Sync& s = syncs_[barrier];
   // complete() adds the latency of a barrier, which is part of the copy's.
   if (const Cycles there = end + costs::kTma - costs::kBarrier; there >= s.last) {

@@ -35,7 +35,8 @@ Region read_region(const fs::path& file, const std::string& name, const std::str
     const bool is_mark = text != line.npos && line.compare(text, 9, "ATTN_SPAN") == 0;
     const bool is_marker = text != line.npos && line.compare(text, 4, "//! ") == 0;
     if (is_marker && line.substr(text) == marker) ++markers;
-    if (markers == 1 && !is_marker && !is_mark) region.lines.push_back(line), region.numbers.push_back(number);
+    if (markers == 1 && !is_marker && !is_mark)
+      region.lines.push_back(line), region.numbers.push_back(number);
   }
   if (markers != 2)
     throw InputError(

@@ -307,7 +307,7 @@ std::string rows(const std::map<std::string, double>& a, const std::map<std::str
   for (const auto& [name, unused] : names)
     if (a.contains(name) ? a.at(name) >= 0.005 || (b.contains(name) && b.at(name) >= 0.005)
                          : b.at(name) >= 0.005)
-      out += fmt::format("{:<44} {:>7} {:>7}\n", before + name, cell(a, name), cell(b, name));
+      out += fmt::format("{:<48} {:>7} {:>7}\n", before + name, cell(a, name), cell(b, name));
   return out;
 }
 
@@ -410,7 +410,7 @@ std::string text(const TimelineSummary& a, const TimelineSummary& b) {
   if (!a.chain.empty() && !b.chain.empty())
     out += fmt::format("The longest chain is mostly {} in A ({:.2f} us), {} in B ({:.2f} us).\n",
                        a.chain[0].what, a.chain[0].us, b.chain[0].what, b.chain[0].us);
-  out += fmt::format("\n{:<44} {:>7} {:>7}\n", "", "A", "B");
+  out += fmt::format("\n{:<48} {:>7} {:>7}\n", "", "A", "B");
   out += rows(a.busy, b.busy, "busy: ");
   out += rows(a.together, b.together, "together: ");
   out += rows(a.waits, b.waits, "wait: ");
