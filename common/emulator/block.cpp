@@ -356,10 +356,7 @@ void Block::wait_until(const char* what, Place place, const std::function<bool()
     const Internal internal(internal_);
     return there();
   };
-  if (timeline) {
-    let_others_run(what, place);
-    timeline->begin_wait(slot_, running_);
-  }
+  if (timeline) let_others_run(what, place);
   while (!is_there()) {
     Thread& self = threads_[running_];
     self.state = State::kPolling;

@@ -12,7 +12,7 @@
 /// | exponential, logarithm | special-function unit of the quarter: 4 lanes per cycle |
 /// | `wgmma` m64nNk16 | tensor core of the quarter: N / 2 cycles; committed groups in order |
 /// | `mma` m16n8k16 | tensor core of the quarter: 6 cycles (62 % of wgmma's rate) |
-/// | TMA, `cp.async`, loads | latency, and bytes over the SM's share of the L2 bandwidth, in order |
+/// | TMA, `cp.async`, loads | latency, and bytes over the SM's share of L2 bandwidth, in order |
 /// | barriers | end at the last arrival or the last byte, plus a latency |
 ///
 /// Not modelled: cache misses, bank conflicts, instruction latencies and dependencies, registers,
@@ -100,7 +100,6 @@ class Timeline {
   void arrive(const void* barrier, std::size_t slot, std::size_t t, const std::string& name);
   /// All have arrived: what waits goes on at the clock of the last, or of the last byte.
   void complete(const void* barrier);
-  void begin_wait(std::size_t slot, std::size_t t);
   /// A thread that waits is to go on.
   void resume(const void* barrier, std::size_t slot, std::size_t t);
   /// A thread that waited, or found the phase complete, goes on.
@@ -203,6 +202,7 @@ class Timeline {
   Running& block(std::size_t slot) { return *blocks_[slot]; }
   Lane& lane(std::size_t slot, std::size_t t) { return blocks_[slot]->lanes[t]; }
   Warp& warp(std::size_t slot, std::size_t t) { return blocks_[slot]->warps[t / 32]; }
+  static std::string warpgroup_name(std::size_t warp);
   std::vector<Group>& products_of(std::size_t slot, std::size_t t) {
     return warp(slot, t / 128 * 128).products;
   }

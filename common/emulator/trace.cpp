@@ -137,8 +137,9 @@ std::string Trace::block_json(std::size_t number, std::size_t shown, Cycles unti
   }
   for (const Flow& f : b.flows) {
     if (f.to > until || f.from.block >= shown) continue;
-    text += named(head("s", f.from.block + 1, f.from.track, nanoseconds(f.from.at)), "ends", "ends") +
-            id(f.id) + "},\n";
+    const std::uint64_t begin = nanoseconds(f.from.at);
+    text += named(head("s", f.from.block + 1, f.from.track, begin), "ends", "ends") + id(f.id) +
+            "},\n";
     text += named(head("f", pid, f.track, nanoseconds(f.to) - 1), "ends", "ends") + id(f.id) +
             ",\"bp\":\"e\"},\n";
   }

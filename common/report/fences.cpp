@@ -16,8 +16,8 @@ namespace {
 namespace fs = std::filesystem;
 using Lines = std::vector<std::string>;
 
-// The lines of a region, and their numbers in the file. Other markers are left out, and so are marks
-// of timelines (attn/span.h).
+// The lines of a region, and their numbers in the file. Other markers are left out, and so are
+// marks of timelines (attn/span.h).
 struct Region {
   Lines lines;
   std::vector<int> numbers;

@@ -189,8 +189,8 @@ void add_marks(const Events& e, TimelineSummary& s) {
 }
 
 // Backwards from the last event: a warp runs since its last wait that something else has ended; the
-// arrival, or the copy or product that ended it, is the next link. Before the start of a block it is
-// the last event of a block that had ended.
+// arrival, or the copy or product that ended it, is the next link. Before the start of a block it
+// is the last event of a block that had ended.
 class Chain {
  public:
   Chain(const Events& e, TimelineSummary& s) : e_(e) {
@@ -217,7 +217,8 @@ class Chain {
   Point last_event(double then) const {
     Point last{};
     for (const auto& [track, end] : e_.ends)
-      if (track.second < emulator::kTensorTrack && end > last.at && end <= then) last = {track, end};
+      if (track.second < emulator::kTensorTrack && end > last.at && end <= then)
+        last = {track, end};
     return last;
   }
 

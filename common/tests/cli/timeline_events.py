@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""timeline_events.py FILE [NAME]: checks the events of a timeline: spans of a track nest, begins and
-ends pair, and a flow leads from a span to a wait. With NAME, prints the share of the time of that
-mark in which both warpgroups of a block are in it, in percent. Without NumPy."""
+"""timeline_events.py FILE [NAME]: checks the events of a timeline: spans of a track nest, begins
+and ends pair, and a flow leads from a span to a wait. With NAME, prints the share of the time of
+that mark in which both warpgroups of a block are in it, in percent. Without NumPy."""
 import json
 import sys
 from collections import Counter, defaultdict
