@@ -30,10 +30,10 @@ void Timeline::begin_launch(std::size_t blocks, std::size_t per_sm, std::size_t 
   polling = 0;
   now_ = launch_begin_;
   slot_free_.assign(resident, launch_begin_);
-  per_sm = std::max<std::size_t>(per_sm, 1);
   // A GPU places one block on each SM before it places a second one.
-  const std::size_t sms =
-      blocks <= costs::kSms ? resident : std::max<std::size_t>(resident / per_sm, 1);
+  per_sm = std::clamp<std::size_t>((blocks + costs::kSms - 1) / costs::kSms, 1,
+                                   std::max<std::size_t>(per_sm, 1));
+  const std::size_t sms = std::max<std::size_t>(resident / per_sm, 1);
   for (std::size_t i = 0; i < sms; ++i) {
     sms_.push_back(std::make_unique<Sm>());
     for (Unit& unit : sms_.back()->special) unit.special = true;
