@@ -125,5 +125,28 @@ compare() {
   bash "$here/expect.sh" "$report" 2 stderr 'cannot be read' -- timeline "$work/nowhere.json"
 }
 
+answers() {  # of ex06i and ex05f, which somebody else reads in a picture
+  local step
+  # holds FILE CONDITION: awk's, on the lines of the summary; `us` is the whole time.
+  holds() {
+    "$report" timeline "$work/$1.json" | awk "/ of a model/ { us = \$3 } $2 { found = 1 }
+      END { exit !found }" || fail "$1: $2"
+  }
+  for step in v5 v6 v7; do record "$step" "$work/$step.json" --seqlen 1024 --heads 2; done
+  holds v6 '$1 == "v_empty" && $2 > 50'
+  holds v6 '$1 == "k_empty" && $2 < 50'
+  holds v5 '$1 == "softmax" && $4 > 20'
+  holds v6 '$1 == "softmax" && $4 < 20'
+  holds v7 '$1 == "softmax" && $4 < 20'
+  holds v6 '/^ *wgmma of .* in flight/ && $(NF - 4) > us / 3'
+  holds v6 '/^ *instructions in softmax/ && $(NF - 4) > us / 3'
+  for step in v2 v3; do
+    "$decoding" --device emulated --step "$step" --head-dim 128 --seqlen-k 16384 --check off \
+      --timeline "$work/$step.json" >/dev/null
+  done
+  holds v2 '/^ *global loads .*%/ && $3 > 50'
+  holds v3 '/^ *cp_async_wait .*%/ && $2 > 20'
+}
+
 "$test"
 echo "everything as expected"
