@@ -205,8 +205,8 @@ class Run {
 
   // With --check off and nothing to time or save, only predictions are printed.
   bool launches_anything() const {
-    return !options_.timeline.empty() || options_.check != CheckChoice::off || !options_.save.empty() ||
-           (options_.time && result_.backend == Backend::gpu);
+    return !options_.timeline.empty() || options_.check != CheckChoice::off ||
+           !options_.save.empty() || (options_.time && result_.backend == Backend::gpu);
   }
 
   void add(StepResult s) {
