@@ -3,8 +3,8 @@
 # pair, "80 chapter/parent chapter/step"; BUDGETS a line per step with a budget of its own,
 # "120 chapter/step its reason". Changed lines are those of `diff`, removed and added; comments,
 # white space, the step's name and marks of timelines (attn/span.h) do not count, nor does the
-# snippet [attend], a host function for a child. A step that launches its parent's attention kernel (ATTN_ATTENTION_OF) is not compared: all
-# of its lines count.
+# snippet [attend], a host function for a child. A step that launches its parent's attention kernel
+# (ATTN_ATTENTION_OF) is not compared: all of its lines count.
 set -euo pipefail
 export LC_ALL=C
 root=$1 diffs=$2 budgets=$3
