@@ -8,6 +8,7 @@
 // expect    smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active falls.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
+#include "attn/span.h"
 #include "kernels/bank_conflicts.h"
 #include "kernels/dropout.h"
 #include "ptx/cp_async.h"
@@ -214,6 +215,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     // (1) Issue K_j with the first Q_i, then V_j. (2), the next Q_i, is issued within (4).
     int row0 = next_rows(0, n_block);
     if (row0 >= shape.seqlen_q) continue;
+    ATTN_SPAN("load K and Q")
     __syncthreads();  // all warps have read the previous K and V
     load_tile<kBlockN, Config>(smem.sK, k, n_block * kBlockN, shape.seqlen_k);
     load_tile<kBlockM, Config>(smem.sQ, q, row0, shape.seqlen_q);
@@ -221,6 +223,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     load_tile<kBlockN, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k);
     cp_async_commit();
     cp_async_wait<1>();  // K and Q have arrived; V may be in flight
+    ATTN_SPAN_END("load K and Q")
     for (int following; row0 < shape.seqlen_q; row0 = following) {
       const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
       const bool first = n_block == kv_range.begin, last = n_block + 1 == kv_range.end;
@@ -237,7 +240,9 @@ __global__ void __launch_bounds__(Config::kThreads)
       const bool none = key0 >= min(shape.seqlen_k, diagonal + kGroupRows + shape.window_right) ||
                         key0 + kWarpKeys <= diagonal - shape.window_left;
       float s[kTiles][kWarpKeys / 8][4] = {};
+      ATTN_SPAN("QK")
       if (!none) gemm_qk<Config>(s, group_q, smem.sK + warp_n * kWarpKeys * kHeadDim);
+      ATTN_SPAN_END("QK")
 #pragma unroll
       for (int m = 0; m < kTiles; ++m)
 #pragma unroll
@@ -261,6 +266,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       }
 
       // (4) Online softmax: row maximum of this warp's keys, then of all warps and the old state.
+      ATTN_SPAN("softmax")
       //! [softmax]
       float row_max[kTiles][2];
       SoftmaxState old[kTiles][2];
@@ -319,6 +325,8 @@ __global__ void __launch_bounds__(Config::kThreads)
           p[m][n][1] = pack2<Element>(s[m][n][2], s[m][n][3]);
 
       // (5) P V over this warp's keys. (6) The slices that other warps own come first, through sO.
+      ATTN_SPAN_END("softmax")
+      ATTN_SPAN("PV")
       //! [exchange]
       const Element* const v_tile = smem.sV + warp_n * kWarpKeys * kHeadDim;
 #pragma unroll
@@ -353,6 +361,8 @@ __global__ void __launch_bounds__(Config::kThreads)
       if (!none) gemm_pv<Config>(o, p, v_tile, warp_n * kSlice);
       __syncthreads();  // partial O and sums of all warps are visible
       //! [exchange]
+      ATTN_SPAN_END("PV")
+      ATTN_SPAN("merge O")
 
       // (7) Merge with the old O_i, l_i, m_i and store.
       const float inverse_kept = kDropout ? 1 / (1 - float(shape.dropped) / 256) : 1;

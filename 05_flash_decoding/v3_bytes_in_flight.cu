@@ -10,6 +10,7 @@
 // expect    dram__bytes_read.sum.per_second rises, at most to the rate of HBM
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include "attn/kernel.h"
+#include "attn/span.h"
 #include "ptx/cp_async.h"
 #include "kernels/combine.h"
 #include "kernels/splits.h"
@@ -135,13 +136,16 @@ __global__ void __launch_bounds__(Config::kThreads)
   for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
   int stage = 0;
   for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
+    ATTN_SPAN("next K and V, wait")
     // refill the stage that this lane read last; no other lane reads its chunks
     load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
     cp_async_wait<kStages - 1>();
+    ATTN_SPAN_END("next K and V, wait")
     uint4 k[Config::kKeys], v[Config::kKeys];
     read_tile<Config>(k, &smem.sK[warp_id][stage][0][chunk]);
     read_tile<Config>(v, &smem.sV[warp_id][stage][0][chunk]);
     //! [pipeline]
+    ATTN_SPAN("QK, softmax, PV")
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       // (3) S = q K^T.
@@ -173,6 +177,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 
   // (6) Reduce across the groups of lanes of all warps.
+  ATTN_SPAN("merge")
   //! [merge]
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {

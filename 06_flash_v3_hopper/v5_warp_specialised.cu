@@ -15,6 +15,7 @@
 #include <algorithm>
 
 #include "attn/kernel.h"
+#include "attn/span.h"
 #include "ptx/mbarrier.h"
 #include "ptx/mma.h"
 #include "ptx/setmaxnreg.h"
@@ -144,6 +145,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
   PipelineState<Config::kStages> kv;
   for (unsigned index = scheduler.first(); index < scheduler.count();
        index = scheduler.next(index)) {
+    ATTN_SPAN("producer: one tile")
     const WorkTile work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
     mbarrier_arrive_expect_tx(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
@@ -251,17 +253,23 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
   const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
   const auto process_kv_block = [&](int n_block, auto masked) {
+    ATTN_SPAN("QK")
     consumer_wait(smem.k_full, kv);
     issue_s();
     wgmma_wait<0>(s);
+    ATTN_SPAN_END("QK")
     consumer_release(smem.k_empty, kv);
     if (n_block + 1 == kv_range.end) release_q();
+    ATTN_SPAN("softmax")
     softmax(n_block, masked);
     rescale_rows<kHeadDim>(o, rescale);
     round_p<Element, kBlockN>(p, s);
+    ATTN_SPAN_END("softmax")
+    ATTN_SPAN("PV")
     consumer_wait(smem.v_full, kv);
     issue_o(kv);
     wgmma_wait<0>(o);
+    ATTN_SPAN_END("PV")
     consumer_release(smem.v_empty, kv);
     kv.advance();
   };
@@ -276,6 +284,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       process_kv_block(n_block, std::true_type{});
     for (; n_block < kv_range.unmasked_end; ++n_block) process_kv_block(n_block, std::false_type{});
     for (; n_block < kv_range.end; ++n_block) process_kv_block(n_block, std::true_type{});
+    ATTN_SPAN("epilogue")
     store_o<Element, kHeadDim>(gO, gLse, work, kHeadDim, o, row_max, row_sum);
 #pragma unroll
     for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;

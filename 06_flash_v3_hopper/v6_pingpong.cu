@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "attn/kernel.h"
+#include "attn/span.h"
 #include "ptx/mbarrier.h"
 #include "ptx/mma.h"
 #include "ptx/named_barrier.h"
@@ -145,6 +146,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
   PipelineState<Config::kStages> kv;
   for (unsigned index = scheduler.first(); index < scheduler.count();
        index = scheduler.next(index)) {
+    ATTN_SPAN("producer: one tile")
     const WorkTile work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
     mbarrier_arrive_expect_tx(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
@@ -262,9 +264,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // S of this block is complete. After its softmax, issues (5) its P V and (3) S of the next block
   // together.
   const auto process_kv_block = [&](int n_block, auto masked) {
+    ATTN_SPAN("softmax")
     softmax(n_block, masked);
     rescale_rows<kHeadDim>(o, rescale);
     round_p<Element, kBlockN>(p, s);
+    ATTN_SPAN_END("softmax")
+    ATTN_SPAN("PV, next QK")
     const bool more = n_block + 1 < kv_range.end;
     consumer_wait(smem.v_full, kv.previous());
     if (more) consumer_wait(smem.k_full, kv);
@@ -273,6 +278,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (more) issue_s();
     pingpong_pass_on();
     wgmma_wait<0>(o, s);  // names o and s, so that they are not read earlier
+    ATTN_SPAN_END("PV, next QK")
     consumer_release(smem.v_empty, kv.previous());
     if (!more) return;
     consumer_release(smem.k_empty, kv);
@@ -285,11 +291,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (!next_work_tile()) return;
   do {
     // The first S has no P V to be issued with.
+    ATTN_SPAN("QK")
     consumer_wait(smem.k_full, kv);
     pingpong_wait();
     issue_s();
     pingpong_pass_on();
     wgmma_wait<0>(s);
+    ATTN_SPAN_END("QK")
     consumer_release(smem.k_empty, kv);
     if (kv_range.begin + 1 == kv_range.end) release_q();
     kv.advance();
@@ -299,6 +307,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       process_kv_block(n_block, std::true_type{});
     for (; n_block < kv_range.unmasked_end; ++n_block) process_kv_block(n_block, std::false_type{});
     for (; n_block < kv_range.end; ++n_block) process_kv_block(n_block, std::true_type{});
+    ATTN_SPAN("epilogue")
     store_o<Element, kHeadDim>(gO, gLse, work, kHeadDim, o, row_max, row_sum);
 #pragma unroll
     for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;

@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "attn/kernel.h"
+#include "attn/span.h"
 #include "ptx/mbarrier.h"
 #include "ptx/mma.h"
 #include "ptx/named_barrier.h"
@@ -144,6 +145,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
   PipelineState<Config::kStages> kv;
   for (unsigned index = scheduler.first(); index < scheduler.count();
        index = scheduler.next(index)) {
+    ATTN_SPAN("producer: one tile")
     const WorkTile work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
     mbarrier_arrive_expect_tx(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
@@ -261,6 +263,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // Issues (3) S of this key block, then (5) P V of the previous block; waits for S only.
   //! [ex06c]
   const auto mmas = [&](int n_block) {
+    ATTN_SPAN("QK, last PV")
     consumer_wait(smem.k_full, kv);
     pingpong_wait();
     issue_s();
@@ -273,6 +276,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
   const auto process_kv_block = [&](int n_block, auto masked) {
     mmas(n_block);
+    ATTN_SPAN("softmax")
     softmax(n_block, masked);
     wgmma_wait<0>(o);  // P V of the previous block complete
     consumer_release(smem.v_empty, kv.previous());
@@ -287,15 +291,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (!next_work_tile()) return;
   do {
     // The first S has no P V to overlap with.
+    ATTN_SPAN("QK")
     consumer_wait(smem.k_full, kv);
     pingpong_wait();
     issue_s();
     pingpong_pass_on();
     wgmma_wait<0>(s);
+    ATTN_SPAN_END("QK")
     consumer_release(smem.k_empty, kv);
     if (kv_range.begin + 1 == kv_range.end) release_q();
+    ATTN_SPAN("softmax")
     softmax(kv_range.begin, std::true_type{});
     round_p<Element, kBlockN>(p, s);
+    ATTN_SPAN_END("softmax")
     kv.advance();
     int n_block = kv_range.begin + 1;
     // Left window edge; unmasked blocks; diagonal, right window edge, sequence end.
@@ -303,12 +311,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       process_kv_block(n_block, std::true_type{});
     for (; n_block < kv_range.unmasked_end; ++n_block) process_kv_block(n_block, std::false_type{});
     for (; n_block < kv_range.end; ++n_block) process_kv_block(n_block, std::true_type{});
+    ATTN_SPAN("PV")
     consumer_wait(smem.v_full, kv.previous());
     pingpong_wait();
     issue_o(kv.previous());
     pingpong_pass_on();
     wgmma_wait<0>(o);
+    ATTN_SPAN_END("PV")
     consumer_release(smem.v_empty, kv.previous());
+    ATTN_SPAN("epilogue")
     store_o<Element, kHeadDim>(gO, gLse, work, kHeadDim, o, row_max, row_sum);
 #pragma unroll
     for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;

@@ -227,6 +227,9 @@ function(attn_add_chapter chapter)
   endif()
   add_executable(${chapter} $<TARGET_OBJECTS:attn_chapter_main> ${objects})
   target_link_libraries(${chapter} PRIVATE attn attn_warnings)
+  # --timeline sees special functions (emulator/timeline.cpp).
+  target_link_options(${chapter} PRIVATE "LINKER:--wrap=exp2f,--wrap=expf,--wrap=logf"
+                                         "LINKER:--wrap=log2f,--wrap=tanhf")
   add_executable(bench_${chapter} $<TARGET_OBJECTS:attn_bench_main> ${objects})
   target_link_libraries(bench_${chapter} PRIVATE attn attn_warnings benchmark::benchmark)
   attn_add_test(test_${chapter} SOURCES ${tests} ${arg_TESTS}

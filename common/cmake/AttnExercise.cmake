@@ -483,7 +483,7 @@ function(attn_verdict_target exercise)
     COMMENT "${exercise}: the verdict" USES_TERMINAL VERBATIM)
 endfunction()
 
-# attn_add_quiz(<chapter> <letter> KIND <detective|predict>): a quiz. Files in exercises/:
+# attn_add_quiz(<chapter> <letter> KIND <detective|look|predict>): a quiz. Files in exercises/:
 # <letter>.md, <letter>.stub.txt, <letter>.solution.txt, <letter>.mutants, and <letter>.key or
 # <letter>.task. The student's file is exercises/student/ex01d.txt; targets and tests as above.
 function(attn_add_quiz chapter letter)
@@ -512,7 +512,7 @@ function(attn_add_quiz chapter letter)
                                    $<TARGET_OBJECTS:${chapter}_emulated>)
     target_link_libraries(quiz_${chapter} PRIVATE attn attn_warnings CLI11::CLI11)
   endif()
-  if(arg_KIND STREQUAL detective)
+  if(arg_KIND MATCHES "^(detective|look)$")
     set(judge --key ${folder}/${letter}.key)
     set(seal)
   else()

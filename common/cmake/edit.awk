@@ -10,15 +10,16 @@
 #     -acc *= scale;
 #     @@                           another place of the same entry
 #
-# Lines are compared without // comments, and a run of blanks counts as one; lines of TEXT without
-# code may stand between. Each entry is written to FOLDER/NAME<suffix>, with `numbered` to
-# FOLDER/1<suffix>, FOLDER/2<suffix>, ... A directive (!) becomes the first line, "// says: ...".
-# Prints a line per entry: its name, a tab, its directive; with `numbered` its number, a tab, its
-# title. A file that already has the text is not written. Exits with 1 and one line if a place is
-# not found, or found more than once.
+# Lines are compared without // comments and marks (attn/span.h), and a run of blanks counts as one;
+# lines of TEXT without code may stand between. Each entry is written to FOLDER/NAME<suffix>, with
+# `numbered` to FOLDER/1<suffix>, FOLDER/2<suffix>, ... A directive (!) becomes the first line,
+# "// says: ...". Prints a line per entry: its name, a tab, its directive; with `numbered` its
+# number, a tab, its title. A file that already has the text is not written. Exits with 1 and one
+# line if a place is not found, or found more than once.
 
 function code(line) {
   sub(/\/\/.*/, "", line)
+  sub(/ATTN_SPAN(_END)?\("[^"]*"\)/, "", line)  # marks of timelines are no code
   gsub(/[ \t\r]+/, " ", line)
   gsub(/^ | $/, "", line)
   return line

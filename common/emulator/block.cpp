@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "emulator/simt.h"
+#include "emulator/timeline.h"
 
 namespace attn::emulator {
 namespace {
@@ -85,6 +86,11 @@ Block::Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_
   const bool some = random_.below(2) == 0;
   const std::size_t warp = random_.below(warps_.size());
   if (some || late_warps != LateWarps::half) late_warp_ = warp;
+  if (timeline) {
+    timeline->begin_block(slot_, index_.text(), threads_.size());
+    looks_closer_ = true;
+    late_warp_ = ~std::size_t{0};
+  }
   for (std::size_t t = 0; t < threads_.size(); ++t) {
     threads_[t].index = index_in(extent, static_cast<std::uint32_t>(t));
     std::byte* const stack = grid.stacks[global_number(t)];
@@ -130,7 +136,17 @@ bool Block::step(std::size_t turns) {
 // Whose turn is next: running_. None is if this step, or the block, has come to its end.
 bool Block::choose() {
   if (turns_ == 0 || over()) return false;
-  if (late_warps == LateWarps::in_turn && random_.below(kTurnsOfLateWarp) == 0) change_late_warp();
+  if (late_warps == LateWarps::in_turn) [[unlikely]] {
+    if (timeline) {
+      const auto next = timeline->next();
+      if (!next || next->slot != slot_) return false;
+      timeline->begin();
+      running_ = next->t;
+      if (timeline->polling > 0) turns_ = 1;  // what they wait for may be there
+      return true;
+    }
+    if (random_.below(kTurnsOfLateWarp) == 0) change_late_warp();
+  }
   // A thread that spins may wait for the late warp.
   const bool late = !late_.empty() && (ready_.empty() || ++atomic_yields_ >= kTurnsUntilLate);
   if (late) atomic_yields_ = 0;
@@ -162,7 +178,7 @@ void Block::begin_turn() {
   const Thread& thread = threads_[running_];
   stack_ = thread.stack;
   threadIdx = thread.index;
-  reading_block = races_ ? this : nullptr;
+  reading_block = races_ || timeline ? this : nullptr;
   entering_block = nullptr;
   watches_registers_ = races_ && (thread.work.registers_fenced || !thread.work.held.empty());
   spins_ = slice_ = false;
@@ -178,7 +194,8 @@ Fiber& Block::end_turn() {
   if (grid_.spins > kMaxSpins || grid_.slices > kMaxSlices * (threads_.size() + 1))
     fail_later(spin_text(running_));
   if (grid_.wants_more) return host_;
-  if (std::exchange(paused_, false) && random_.below(2) == 0) return host_;  // other blocks first
+  if (std::exchange(paused_, false) && !timeline && random_.below(2) == 0)
+    return host_;  // other blocks first
   if (!choose()) return host_;
   begin_turn();
   return threads_[running_].fiber;
@@ -226,12 +243,17 @@ void Block::thread_main(Thread& self) {
     entering_block = std::exchange(reading_block, nullptr) ? this : nullptr;
     if (!failure_) grid_.kernel.run();
     reading_block = races_ ? this : nullptr;
+    if (timeline && !failure_) {
+      timeline->account();
+      let_others_run("the end of the kernel", {});
+    }
   } catch (const Abandoned&) {
   } catch (...) {
     if (!failure_) failure_ = std::current_exception();
   }
   self.state = State::kExited;
   ++exited_;
+  if (timeline) timeline->exited(slot_, running_);
   lane_exited();
   grid_.spins = grid_.slices = 0;
   leave_cluster();
@@ -280,6 +302,10 @@ void Block::suspend(const char* what, Place place) {
 
 // Who arrives somewhere and goes on may be overtaken by those who waited for that, or not.
 void Block::let_others_run(const char* what, Place place) {
+  if (timeline) {
+    while (timeline->turn(slot_, running_)) suspend(what, place);
+    return;
+  }
   if (random_.below(2) == 0) return;
   make_ready(running_);
   suspend(what, place);
@@ -287,6 +313,7 @@ void Block::let_others_run(const char* what, Place place) {
 
 // The same in the middle of ordinary code, through which nothing may be thrown.
 void Block::pause() {
+  if (timeline) timeline->account();
   make_ready(running_);
   paused_ = true;
   stop();
@@ -316,41 +343,56 @@ void Block::lose(const std::string& line) noexcept {
 
 void Block::make_ready(std::size_t t) {
   threads_[t].state = State::kReady;
-  (t / kWarpSize == late_warp_ ? late_ : ready_).push_back(t);
+  if (t / kWarpSize == late_warp_) return late_.push_back(t);
+  if (timeline) [[unlikely]]
+    return timeline->ready(slot_, t);
+  ready_.push_back(t);
 }
 
 void Block::wait_until(const char* what, Place place, const std::function<bool()>& there) {
+  const Uncounted uncounted;
   leave_if_failed();
   const auto is_there = [&] {
     const Internal internal(internal_);
     return there();
   };
+  if (timeline) let_others_run(what, place);
   while (!is_there()) {
     Thread& self = threads_[running_];
     self.state = State::kPolling;
     self.there = &there;
     polling_.push_back(running_);
+    if (timeline) ++timeline->polling;
     suspend(what, place);
   }
+  if (timeline) timeline->end_wait(nullptr, slot_, running_, what);
 }
 
 void Block::poll() {
   std::vector<std::size_t> still;
   for (const std::size_t t : polling_) {
-    if ((*threads_[t].there)())
+    if ((*threads_[t].there)()) {
+      if (timeline) timeline->sees(slot_, t), --timeline->polling;
       make_ready(t);
-    else
+    } else {
       still.push_back(t);
+    }
   }
   polling_.swap(still);
 }
 
 void Block::atomic(const char* what, Place place, const void* at, std::size_t bytes, bool releases,
                    bool acquires) {
+  const Uncounted uncounted;
   note_progress(grid_);
   last_word = {at, bytes, {}};
   std::memcpy(last_word.value.data(), at, std::min(bytes, last_word.value.size()));
-  if (random_.below(4) == 0) {
+  if (timeline) {
+    spins_ = true;
+    let_others_run(what, place);
+    spins_ = false;
+    timeline->atomic(slot_, running_, what, shared_byte(at).has_value());
+  } else if (random_.below(4) == 0) {
     atomic_yields_ += kTurnsOfYield;
     spins_ = true;
     let_others_run(what, place);

@@ -1,28 +1,37 @@
-// Where threads of a block, a warp or a cluster wait for each other: barriers and warp collectives.
+// Where threads of a block or a warp wait for each other: barriers and warp collectives.
 #include <algorithm>
 #include <cstring>
 
 #include "emulator/simt.h"
+#include "emulator/timeline.h"
 
 namespace attn::emulator {
 
 void Block::wait_block(const char* what, Place place) {
+  const Uncounted uncounted;
   leave_if_failed();
   if (!barrier_.empty() && !(threads_[barrier_.front()].place == place))
     fail(what, place,
          "while " + name(barrier_.front()) + " waits in another one, at " +
              threads_[barrier_.front()].place.text() + ": a divergent barrier");
+  if (timeline) {
+    let_others_run(what, place);
+    timeline->arrive(&barrier_, slot_, running_, "");
+  }
   arrive(meeting_, running_);
   barrier_.push_back(running_);
   if (barrier_.size() + exited_ < threads_.size()) return suspend(what, place);
   barrier_.pop_back();
   go_on(open_block_barrier(), running_);
+  if (timeline) timeline->end_wait(&barrier_, slot_, running_, what);
 }
 
 std::shared_ptr<const Epochs> Block::open_block_barrier() {
   auto known = std::make_shared<const Epochs>(std::exchange(meeting_, {}).known);
+  if (timeline) timeline->complete(&barrier_);
   for (std::size_t t : barrier_) {
     go_on(known, t);
+    if (timeline) timeline->end_wait(&barrier_, slot_, t, threads_[t].what);
     make_ready(t);
   }
   // Those who have left know of nothing more, and do nothing.
@@ -34,6 +43,7 @@ std::shared_ptr<const Epochs> Block::open_block_barrier() {
 
 void Block::named_barrier(const char* what, Place place, std::size_t id, std::size_t count,
                           bool wait) {
+  const Uncounted uncounted;
   leave_if_failed();
   if (id == 0) fail(what, place, "with barrier 0, which is __syncthreads's: 1 to 15 are free");
   if (id >= named_.size() || count % kWarpSize != 0 || count == 0 || count > round_up_to_warps())
@@ -45,6 +55,11 @@ void Block::named_barrier(const char* what, Place place, std::size_t id, std::si
     fail(what, place,
          "for " + std::to_string(count) + " threads, while others wait there for " +
              std::to_string(barrier.count));
+  const std::string timed = timeline ? "named barrier " + std::to_string(id) : std::string();
+  if (timeline) {
+    let_others_run(what, place);
+    timeline->arrive(&barrier, slot_, running_, timed);
+  }
   barrier.count = count;
   if (barrier.arrivals.empty()) barrier.arrivals.resize(threads_.size());
   ++barrier.arrivals[running_];
@@ -56,11 +71,14 @@ void Block::named_barrier(const char* what, Place place, std::size_t id, std::si
     return suspend(what, place);
   }
   const auto known = std::make_shared<const Epochs>(std::move(barrier.meeting.known));
+  if (timeline) timeline->complete(&barrier);
   for (std::size_t t : barrier.waiting) {
     go_on(known, t);
+    if (timeline) timeline->end_wait(&barrier, slot_, t, timed);
     make_ready(t);
   }
   if (wait) go_on(known, running_);
+  if (wait && timeline) timeline->end_wait(&barrier, slot_, running_, timed);
   barrier = {};
   if (!wait) let_others_run(what, place);
 }
@@ -101,12 +119,15 @@ void Block::mbarrier_init_fence() {
 }
 
 void Block::mbarrier_arrive(const char* what, Place place, const void* at, std::size_t bytes) {
+  const Uncounted uncounted;
   leave_if_failed();
   MBarrier& barrier = mbarrier_of(what, place, at);
+  if (timeline) let_others_run(what, place);
   access(Kind::atomic, what, place, at, sizeof(std::uint64_t));
   if (barrier.all_arrived()) end_phase(*this, barrier);
   if (barrier.all_arrived())
     fail(what, place, "once more than the barrier counts in a phase: " + barrier_text(at));
+  if (timeline) timeline->arrive(&barrier, slot_, running_, word_name(shared_byte(at).value_or(0)));
   arrive(barrier.meeting, running_);
   if (barrier.arrive(bytes)) end_phase(*this, barrier);
   let_others_run(what, place);
@@ -121,11 +142,17 @@ void Block::mbarrier_copy(const char* what, Place place, const void* at, void* t
 void Block::mbarrier_copy_to(unsigned rank, const char* what, Place place, const void* at, void* to,
                              std::size_t bytes, std::function<void()> work,
                              const BlockList& source) {
+  const Uncounted uncounted;
   Block& owner = *cluster_->blocks[rank];
   leave_if_failed();
   if (&owner != this && owner.over()) fail(what, place, "to a block of the cluster that has ended");
   owner.require_shared(what, place, "a destination", to, bytes);
   MBarrier& barrier = owner.mbarrier_of(what, place, at);
+  if (timeline) {
+    let_others_run(what, place);
+    timeline->copy(&barrier, slot_, running_, owner.slot_, bytes,
+                   owner.word_name(owner.shared_byte(at).value_or(0)));
+  }
   if (!barrier.known_to_copies())
     fail(what, place, "on a barrier without mbarrier_init_fence since its mbarrier_init");
   if (&owner == this)
@@ -158,8 +185,10 @@ void Block::mbarrier_copy_to(unsigned rank, const char* what, Place place, const
 }
 
 void Block::mbarrier_wait(const char* what, Place place, const void* at, unsigned parity) {
+  const Uncounted uncounted;
   leave_if_failed();
   MBarrier& barrier = mbarrier_of(what, place, at);
+  if (timeline) let_others_run(what, place);
   access(Kind::atomic_read, what, place, at, sizeof(std::uint64_t));
   while (barrier.phase() % 2 == parity) {
     end_phase(*this, barrier);
@@ -170,6 +199,8 @@ void Block::mbarrier_wait(const char* what, Place place, const void* at, unsigne
     threads_[running_].barrier = nullptr;
   }
   barrier.note_wait();
+  if (timeline)
+    timeline->end_wait(&barrier, slot_, running_, word_name(shared_byte(at).value_or(0)));
   go_on(barrier.ended, running_);
 }
 
@@ -192,13 +223,21 @@ void Block::end_phase(Block& owner, MBarrier& barrier) {
     barrier.meeting.last = nullptr;
   }
   grid_.spins = grid_.slices = 0;
-  for (std::size_t t : barrier.take_waiting()) owner.make_ready(t);
+  if (timeline) timeline->complete(&barrier);
+  for (std::size_t t : barrier.take_waiting()) {
+    if (timeline) timeline->resume(&barrier, owner.slot_, t);
+    owner.make_ready(t);
+  }
 }
 
 // A thread that waits keeps this frame: it is small, and what few need is elsewhere.
 void Block::meet_warp(const char* what, Place place, unsigned mask, void* mine,
                       const Finish& finish, Exited exited, bool orders) {
   leave_if_failed();
+  if (timeline) [[unlikely]] {  // no Uncounted: this frame is to stay small
+    timeline->account();
+    let_others_run(what, place);
+  }
   const std::size_t warp = running_ / kWarpSize;
   mask &= full_mask();
   if (!(mask >> lane() & 1)) fail(what, place, "with a mask that does not name its lane");
@@ -235,6 +274,7 @@ bool Block::complete(std::size_t warp, const Collective& c) const {
 [[gnu::noinline]] std::vector<Block::Collective>::iterator Block::open_collective(
     std::size_t warp, std::vector<Collective>::iterator which, std::size_t last) {
   const Collective& c = *which;
+  if (timeline) timeline->meet(slot_, warp, c.arrived, c.what);
   Meeting meeting;
   for (std::size_t l = 0; l < kWarpSize; ++l) {
     if (!(c.arrived >> l & 1)) continue;
@@ -248,7 +288,10 @@ bool Block::complete(std::size_t warp, const Collective& c) const {
   }
   const Internal internal(internal_);
   (*c.finish)(c.operands);
-  return warps_[warp].erase(which);
+  const auto behind = warps_[warp].erase(which);
+  if (timeline) [[unlikely]]
+    timeline->drop();
+  return behind;
 }
 
 // The thread that runs has exited: perhaps others of its warp have waited for that.
@@ -270,98 +313,6 @@ unsigned Block::full_mask() const {
   const std::size_t first = running_ - lane();
   const std::size_t lanes = std::min(kWarpSize, threads_.size() - first);
   return lanes == kWarpSize ? ~0u : (1u << lanes) - 1;
-}
-
-// ---- clusters ---------------------------------------------------------------------------------
-
-Block& Block::owner_of(const char* what, Place place, const void* at) const {
-  for (Block* block : cluster_->blocks)
-    if (const auto offset =
-            static_cast<std::size_t>(static_cast<const std::byte*>(at) - block->shared_.get());
-        offset < block->shared_bytes_) {
-      if (block != this && block->over())
-        fail(what, place,
-             "on shared memory of a block of the cluster that has ended: cluster_sync keeps it");
-      return *block;
-    }
-  fail(what, place, "on an address outside of the cluster's dynamic shared memory");
-}
-
-void* Block::map_shared(const char* what, Place place, const void* at, unsigned rank) const {
-  if (rank >= cluster_->blocks.size())
-    fail(what, place,
-         "of rank " + std::to_string(rank) + " in a cluster of " +
-             std::to_string(cluster_->blocks.size()));
-  const Block& owner = owner_of(what, place, at);
-  return cluster_->blocks[rank]->shared_.get() +
-         (static_cast<const std::byte*>(at) - owner.shared_.get());
-}
-
-void Block::access_cluster(Kind kind, const char* what, Place place, const void* at,
-                           std::size_t bytes) {
-  leave_if_failed();
-  Block& owner = owner_of(what, place, at);
-  owner.require_shared(what, place, "an address", at, bytes);
-  if (&owner == this) return access(kind, what, place, at, bytes);
-  if (!races_ || internal_) return;
-  const std::size_t byte = *owner.shared_byte(at);
-  Races::Access now = races_->by_thread(number(running_), kind, what, place, at);
-  if (const std::string* race =
-          races_->touch(now, {owner.shadow_, owner.shared_name_}, byte, bytes))
-    throw KernelError(*race);
-}
-
-void Block::cluster_arrive(const char* what, Place place) {
-  leave_if_failed();
-  Thread& self = threads_[running_];
-  if (self.cluster_phase > cluster_->phase) fail(what, place, "twice without cluster_wait between");
-  self.cluster_phase = cluster_->phase + 1;
-  arrive(cluster_->meeting, running_);
-  ++cluster_->arrived;
-  const std::size_t all = cluster_->blocks.size() * threads_.size();
-  if (cluster_->arrived + cluster_->left == all) end_cluster_phase();
-  let_others_run(what, place);
-}
-
-void Block::end_cluster_phase() {
-  cluster_->known = std::make_shared<const Epochs>(std::exchange(cluster_->meeting, {}).known);
-  cluster_->arrived = 0;
-  ++cluster_->phase;
-  for (auto& [block, t] : std::exchange(cluster_->waiting, {})) block->make_ready(t);
-}
-
-void Block::cluster_wait(const char* what, Place place) {
-  leave_if_failed();
-  const std::size_t phase = threads_[running_].cluster_phase;
-  if (phase == 0) fail(what, place, "without cluster_arrive before it");
-  while (cluster_->phase < phase) {
-    cluster_->waiting.emplace_back(this, running_);
-    suspend(what, place);
-  }
-  threads_[running_].cluster_phase = 0;
-  go_on(cluster_->known, running_);
-}
-
-// Threads that have left do not count, as at the barrier of a block.
-void Block::leave_cluster() {
-  ++cluster_->left;
-  if (threads_[running_].cluster_phase > cluster_->phase) --cluster_->arrived;  // counts once
-  const std::size_t all = cluster_->blocks.size() * threads_.size();
-  if (!failure_ && cluster_->left < all && cluster_->arrived + cluster_->left == all)
-    end_cluster_phase();
-}
-
-void Block::mbarrier_arrive_cluster(const char* what, Place place, const void* at) {
-  leave_if_failed();
-  Block& owner = owner_of(what, place, at);
-  MBarrier& barrier = owner.mbarrier_of(what, place, at);
-  access_cluster(Kind::atomic, what, place, at, sizeof(std::uint64_t));
-  if (barrier.all_arrived()) end_phase(owner, barrier);
-  if (barrier.all_arrived())
-    fail(what, place, "once more than the barrier counts in a phase: " + owner.barrier_text(at));
-  arrive(barrier.meeting, running_);
-  if (barrier.arrive(0)) end_phase(owner, barrier);
-  let_others_run(what, place);
 }
 
 void Block::grid_dependency_wait() {

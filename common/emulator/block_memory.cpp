@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "emulator/simt.h"
+#include "emulator/timeline.h"
 
 namespace attn::emulator {
 
@@ -97,6 +98,11 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
                         std::to_string(past) + " bytes past the end of its " +
                         std::to_string(shared_bytes_) + " bytes of dynamic shared memory, at " +
                         where.text());
+    if (timeline) [[unlikely]] {
+      const int left = reads_left;
+      if (GlobalBuffer::find(at)) timeline->count_global(bytes, kind == Kind::read);
+      reads_left = left;
+    }
     if (kind != Kind::write && !grid_.races) return;
     GlobalBuffer* const buffer = GlobalBuffer::find(at);
     if (!buffer) {
@@ -119,7 +125,7 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
           fail_later(*race);
     }
     // Drawn for stores to global memory alone: what else is watched does not change the schedule.
-    const bool pauses = kind == Kind::write && random_.below(8) == 0;
+    const bool pauses = kind == Kind::write && random_.below(8) == 0 && !timeline;
     // What this thread has loaded may be old when it stores.
     if (pauses && !failure_) pause();
   } catch (const std::exception& e) {
@@ -211,6 +217,7 @@ void Block::check_shared_guard() const {
 
 void Block::copy_async(const char* what, Place place, void* to, const void* from, std::size_t bytes,
                        std::function<void()> work) {
+  const Uncounted uncounted;
   require_shared(what, place, "a destination", to, 16);
   AsyncQueue& copies = threads_[running_].work.copies;
   if (races_) {
@@ -219,11 +226,24 @@ void Block::copy_async(const char* what, Place place, void* to, const void* from
     Races::Access reads = async(copies.who, copies.open_group(), Kind::read, what, place);
     if (grid_.races && bytes > 0) async_access(reads, from, bytes);
   }
+  if (timeline) timeline->copy_async(slot_, running_, bytes);
   const Internal internal(internal_);
   copies.add(copies.early(), std::move(work));
 }
-void Block::copy_commit() { threads_[running_].work.copies.commit(); }
+void Block::copy_commit() {
+  const Uncounted uncounted;
+  if (timeline) {
+    let_others_run("cp_async_commit", {});
+    timeline->copy_commit(slot_, running_);
+  }
+  threads_[running_].work.copies.commit();
+}
 void Block::copy_wait(std::size_t pending) {
+  const Uncounted uncounted;
+  if (timeline) {
+    let_others_run("cp_async_wait", {});
+    timeline->copy_wait(slot_, running_, pending);
+  }
   AsyncQueue& copies = threads_[running_].work.copies;
   const Internal internal(internal_);
   const std::uint32_t done = copies.wait(pending);
@@ -233,7 +253,14 @@ void Block::copy_wait(std::size_t pending) {
 
 void Block::store_async(const char* what, Place place, std::function<Write()> read,
                         Kind results_kind, const BlockList& operands, const BlockList& results) {
+  const Uncounted uncounted;
   AsyncWork& mine = threads_[running_].work;
+  if (timeline) {
+    let_others_run(what, place);
+    std::size_t sum = 0;
+    operands([&](const void*, std::size_t bytes) { sum += bytes; });
+    timeline->store(slot_, running_, sum);
+  }
   // Between ordinary stores and this one there is a fence: races_ knows of which. Else, where
   // ordinary code has stored since the last fence, there is at least one since this thread's last
   // group.
@@ -261,11 +288,18 @@ void Block::store_async(const char* what, Place place, std::function<Write()> re
   });
 }
 void Block::store_commit() {
+  const Uncounted uncounted;
+  if (timeline) timeline->store_commit(slot_, running_);
   threads_[running_].work.stores.commit();
   threads_[running_].work.fences = fences_ / 2;
 }
 void Block::store_wait(std::size_t pending, bool written) {
+  const Uncounted uncounted;
   AsyncWork& mine = threads_[running_].work;
+  if (timeline) {
+    let_others_run("tma_store_wait", {});
+    timeline->store_wait(slot_, running_, pending, written);
+  }
   const Internal internal(internal_);
   const std::uint32_t done = mine.stores.wait(pending);
   if (written)
@@ -288,6 +322,7 @@ void Block::fence_proxy(Space space) {
 // ---- products ---------------------------------------------------------------------------------
 
 void Block::product_fence() {
+  const Uncounted uncounted;
   AsyncWork& mine = threads_[running_].work;
   mine.registers_fenced = true;
   mine.writes.clear();
@@ -319,6 +354,7 @@ void Block::check_same_product(Place place) {
 
 void Block::product_async(Place place, Registers d, bool accumulate, Registers a,
                           std::function<void()> work, const BlockList& operands) {
+  const Uncounted uncounted;
   leave_if_failed();
   AsyncWork& mine = threads_[running_].work;
   if (!mine.registers_fenced) fail("wgmma", place, "without wgmma_fence since the last wait");
@@ -353,6 +389,8 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
   if (races_ && a.at) hold(a, false);
   note_held(mine);
   if (lane() == 0) check_same_product(place);
+  // N columns of D are N / 2 floats of a thread.
+  if (timeline) timeline->product(slot_, running_, d.bytes / sizeof(float) * 2);
   ++mine.issued;
   if (lane() == 0) {  // one instruction of all four warps: each has to know what was written
     std::optional<Races::Access> reads;
@@ -377,14 +415,27 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
   mine.products.add(early, std::move(work));
 }
 
-void Block::product_commit() { threads_[running_].work.products.commit(); }
+void Block::product_commit() {
+  const Uncounted uncounted;
+  if (timeline) {
+    let_others_run("wgmma_commit", {});
+    timeline->product_commit(slot_, running_);
+  }
+  threads_[running_].work.products.commit();
+}
 
 void Block::product_wait(std::size_t pending, Place place) {
+  const Uncounted uncounted;
+  if (timeline) {
+    let_others_run("wgmma_wait", place);
+    timeline->product_wait(slot_, running_, pending);
+  }
   AsyncWork& mine = threads_[running_].work;
   const std::uint32_t done = [&] {
     const Internal internal(internal_);
     return mine.products.wait(pending);
   }();
+  if (timeline) timeline->drop();
   std::erase_if(mine.held, [&](const AsyncWork::Held& h) { return h.group <= done; });
   const std::size_t who = product_numbers_[running_ / kWarpSize];
   if (races_ && who != AsyncQueue::kNone) races_->order().learn(number(running_), who, done);
@@ -406,56 +457,6 @@ void Block::check_whole_warpgroups() const {
                           ": all four warps of a warpgroup multiply together");
     }
   }
-}
-
-// ---- registers --------------------------------------------------------------------------------
-
-// Of a thread: its share of the 65536 of an SM, in steps of 8, as __launch_bounds__ of one block an
-// SM implies.
-unsigned Block::launched_registers() const {
-  return static_cast<unsigned>(std::min<std::size_t>(65536 / threads_.size(), 256) / 8 * 8);
-}
-
-void Block::registers(const char* what, Place place, unsigned count, bool take) {
-  const unsigned all = launched_registers() * static_cast<unsigned>(registers_.size());
-  const unsigned mine = registers_[running_ / kWarpgroupSize];
-  ++threads_[running_].resized;
-  if (const unsigned before = mine == 0 ? launched_registers() : mine;
-      take ? count < before : count > before)
-    fail(what, place,
-         "for " + std::to_string(count) + " registers, and has " + std::to_string(before));
-  registers_[running_ / kWarpgroupSize] = count;
-  unsigned sum = 0;
-  for (const unsigned n : registers_) sum += n == 0 ? 24 : n;
-  if (sum > all)
-    fail(what, place,
-         "for " + std::to_string(count) + " registers: its " + std::to_string(registers_.size()) +
-             " warpgroups have " + std::to_string(sum) + " a lane then, and were launched with " +
-             std::to_string(all));
-}
-
-// At the end of the block: requested registers were granted only if others were released.
-void Block::check_registers_given() const {
-  unsigned sum = 0;
-  bool any = false;
-  for (std::size_t g = 0; g < registers_.size(); ++g) {
-    const std::size_t first = g * kWarpgroupSize;
-    const std::size_t end = std::min(first + kWarpgroupSize, threads_.size());
-    for (std::size_t t = first; t < end; ++t)
-      if (threads_[t].resized != threads_[first].resized)
-        throw KernelError("setmaxnreg: " + thread_name(first) + " called it " +
-                          std::to_string(threads_[first].resized) + " times, " + name(t) + " " +
-                          std::to_string(threads_[t].resized) +
-                          ": all four warps of a warpgroup call it");
-    any = any || registers_[g] != 0;
-    sum += registers_[g] == 0 ? launched_registers() : registers_[g];
-  }
-  if (const unsigned all = launched_registers() * static_cast<unsigned>(registers_.size());
-      any && sum > all)
-    throw KernelError("block " + index_.text() + " has in the end " + std::to_string(sum) +
-                      " registers a lane in its " + std::to_string(registers_.size()) +
-                      " warpgroups, and was launched with " + std::to_string(all) +
-                      ": a GPU would wait for a setmaxnreg_dec that does not come");
 }
 
 }  // namespace attn::emulator

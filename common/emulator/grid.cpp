@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "emulator/simt.h"
+#include "emulator/timeline.h"
 
 namespace attn::emulator {
 namespace {
@@ -119,10 +120,14 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
   // The blocks of a cluster follow each other, and start together.
   std::vector<std::uint32_t> order(extent.count() / cluster);
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
-  for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+  for (std::size_t i = order.size(); i > 1 && !timeline; --i)
+    std::swap(order[i - 1], order[random.below(i)]);
   gridDim = extent;
+  const std::size_t at_a_time =
+      timeline ? std::min(most_resident, Timeline::kMostThreads / threads) : resident_blocks;
   std::vector<std::unique_ptr<Block>> resident(
-      std::min(std::max<std::size_t>(resident_blocks / cluster, 1), order.size()) * cluster);
+      std::min(std::max<std::size_t>(at_a_time / cluster, 1), order.size()) * cluster);
+  if (timeline) timeline->begin_launch(extent.count(), fit, resident.size());
   const bool overlaps = kernel.dependent && last && find_global_races;
   if (!overlaps) GlobalBuffer::forget_accesses();
   std::vector<std::size_t> first_number(resident.size());  // of the threads of each
@@ -158,13 +163,21 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
   for (std::size_t slot = 0; slot < resident.size(); slot += cluster) start(slot);
   std::size_t idle = 0;  // steps in a row in which no thread could run
   while (live > 0) {
-    const std::size_t slot = idle == 0 ? random.below(resident.size()) : idle % resident.size();
+    // A block that polls looks at what has changed; then the thread with the lowest clock runs.
+    if (timeline && timeline->polling > 0)
+      for (auto& other : resident)
+        if (other && !other->ended()) other->step(0);
+    const auto next = timeline ? timeline->next() : std::nullopt;
+    const std::size_t slot = next        ? next->slot
+                             : idle == 0 ? random.below(resident.size())
+                                         : idle % resident.size();
     Block* const now = resident[slot].get();
     if (!now || now->ended()) {
       if (idle > 0) ++idle;
       continue;
     }
-    idle = now->step(live == 1 && started == order.size() ? kAll : 1 + random.below(kBurst)) ||
+    const bool to_the_end = timeline || (live == 1 && started == order.size());
+    idle = now->step(to_the_end ? kAll : 1 + random.below(kBurst)) ||
                    now->over()
                ? 0
                : idle + 1;
@@ -203,6 +216,7 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
     for (std::size_t i = first; i < first + cluster; ++i) all = all && resident[i]->ended();
     if (all) start(first);
   }
+  if (timeline) timeline->end_launch();
   for (const auto& write : grid.results) write();
   if (grid.races)
     if (const auto line = grid.races->never_written()) throw KernelError(*line);

@@ -26,6 +26,7 @@
 #include "report/roofline_svg.h"
 #include "report/summary.h"
 #include "report/tables.h"
+#include "report/timeline.h"
 #include "report/which.h"
 
 namespace attn::report {
@@ -383,6 +384,10 @@ int run(int argc, const char* const* argv) {
       ->excludes(page_files);
   WhichArguments which_arguments;
   CLI::App* which_command = add_which_command(app, which_arguments);
+  std::vector<std::string> timelines;
+  CLI::App* timeline_command = app.add_subcommand(
+      "timeline", "summarises a timeline (--timeline), or compares two: waits, units, chains");
+  timeline_command->add_option("FILES", timelines, "one file, or two")->required()->expected(1, 2);
   EvidenceArguments evidence;
   int evidence_status = 0;
   add_evidence_commands(app, evidence, evidence_status);
@@ -406,6 +411,10 @@ int run(int argc, const char* const* argv) {
   if (*import_command) write_text(output, import_profile(results, counters, import_options));
   if (*diff_command) return diff(a, b, step_a, step_b, force);
   if (*which_command) fmt::print("{}", which(which_arguments));
+  if (*timeline_command)
+    fmt::print("{}", timelines.size() == 1
+                         ? text(read_timeline(timelines[0]))
+                         : text(read_timeline(timelines[0]), read_timeline(timelines[1])));
   if (*referee_command) return referee(results, counters, own);
   if (*roofline_command) write_text(output, roofline_svg(read_all(files)).text);
   if (*density_command) write_text(output, density_svg(read_all(files)));

@@ -256,7 +256,8 @@ fs::path CodeKeys::resolve(const std::string& chapter, const std::string& header
 // The step's file and the file of the attention kernel it launches, without host functions; then
 // the parts of the headers that these use.
 std::vector<Chunk> CodeKeys::device_chunks(const std::string& chapter, const std::string& step) {
-  static const std::set<std::string> kOfAttn{"kernel.h", "philox.h", "blas.h", "problem.h"};
+  static const std::set<std::string> kOfAttn{"kernel.h", "philox.h", "blas.h", "problem.h",
+                                             "span.h"};
   std::vector<std::string> included;
   std::vector<Chunk> all;
   Tokens wanted;

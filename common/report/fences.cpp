@@ -16,7 +16,8 @@ namespace {
 namespace fs = std::filesystem;
 using Lines = std::vector<std::string>;
 
-// The lines of a region, and the number of its first line in the file. Other markers are left out.
+// The lines of a region, and their numbers in the file. Other markers are left out, and so are
+// marks of timelines (attn/span.h).
 struct Region {
   Lines lines;
   std::vector<int> numbers;
@@ -31,9 +32,11 @@ Region read_region(const fs::path& file, const std::string& name, const std::str
   for (std::string line; std::getline(in, line);) {
     ++number;
     const auto text = line.find_first_not_of(' ');
+    const bool is_mark = text != line.npos && line.compare(text, 9, "ATTN_SPAN") == 0;
     const bool is_marker = text != line.npos && line.compare(text, 4, "//! ") == 0;
     if (is_marker && line.substr(text) == marker) ++markers;
-    if (markers == 1 && !is_marker) region.lines.push_back(line), region.numbers.push_back(number);
+    if (markers == 1 && !is_marker && !is_mark)
+      region.lines.push_back(line), region.numbers.push_back(number);
   }
   if (markers != 2)
     throw InputError(

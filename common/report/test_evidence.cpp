@@ -194,6 +194,27 @@ TEST_CASE("of a kernel's parameter what the kernel reads counts", "[evidence]") 
   CHECK(p.stale() == "");
 }
 
+TEST_CASE("marks of timelines are no part of a key", "[evidence]") {
+  Project p;
+  const std::filesystem::path span = std::filesystem::path(ATTN_SOURCE_DIR) / "common/attn/span.h";
+  std::filesystem::copy_file(span, p.root / "common/attn/span.h");
+  CodeKeys before(p.root);
+  const std::string kernel = before.kernel("01_first", "v1_one"),
+                    launch = before.launch("01_first", "v1_one");
+  const std::string marked =
+      with(with(kKernel, "#include \"attn/kernel.h\"\n",
+                "#include \"attn/kernel.h\"\n#include \"attn/span.h\"\n"),
+           "#pragma unroll\n", "ATTN_SPAN(\"sum\")\n#pragma unroll\n");
+  p.write("01_first/v1_one.cu", with(marked, "  gY[i]", "  ATTN_SPAN_END(\"sum\")\n  gY[i]"));
+  CodeKeys after(p.root);
+  CHECK(after.kernel("01_first", "v1_one") == kernel);
+  CHECK(after.launch("01_first", "v1_one") == launch);
+  // Another macro is.
+  p.write("01_first/v1_one.cu", with(marked, "ATTN_SPAN(", "ATTN_OTHER("));
+  CodeKeys other(p.root);
+  CHECK(other.kernel("01_first", "v1_one") != kernel);
+}
+
 TEST_CASE("what a chapter lacks is listed", "[evidence]") {
   Project p;
   CHECK(p.missing() == "01_first: has no counters, sanitizer, large, peers\n");

@@ -24,6 +24,8 @@ struct Folder {
     write("loop.cu",
           "//! [loop]\n#pragma unroll\n    for (;;) {\n#pragma unroll\n      a();\n    }\n"
           "//! [loop]\n");
+    write("marks.cu",
+          "//! [marks]\n  ATTN_SPAN(\"a\")\n  a();\n  ATTN_SPAN_END(\"a\")\n  b();\n//! [marks]\n");
     std::string many = "//! [many]\n";
     for (int n = 1; n <= 20; ++n) many += "line" + std::to_string(n) + ";\n";
     write("many.cu", many + "//! [many]\n");
@@ -55,6 +57,9 @@ TEST_CASE("a fence has the lines of its region, moved to the left, and a link to
         std::string::npos);
   const std::string loop = "#pragma unroll\nfor (;;) {\n#pragma unroll\n  a();\n}\n";
   CHECK(f.fill("code: loop.cu loop").find(loop) != std::string::npos);
+  // Marks of timelines are left out, and do not count.
+  CHECK(f.fill("code: marks.cu marks 1-2").find("lines 3 to 5](marks.cu#L3-L5)\n\n```cpp\na();\n"
+                                                "b();\n```\n") != std::string::npos);
   // Filling it again changes nothing.
   const std::string once = f.fill("code: a.cu one");
   CHECK(fill_fences(once, f.path / "page.md") == once);

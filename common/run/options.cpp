@@ -236,6 +236,13 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   value("--gpu", "predict with this GPU's datasheet: " + gpu_names(),
         [&](const std::string& t) { o.gpu = t; });
   value("--json", "write all results to FILE", [&](const std::string& t) { o.json = t; });
+  value("--timeline",
+        "write a modelled timeline of one launch of one step to FILE, for ui.perfetto.dev "
+        "(emulator only)",
+        [&](const std::string& t) { o.timeline = t; });
+  value("--timeline-limit", "size of that file in MB (5)", [&](const std::string& t) {
+    o.timeline_limit = parse_number<double>("--timeline-limit", t, 0.01, 4000);
+  });
   value("--load", "read the inputs from DIR, one .npy file per tensor, as --save writes them",
         [&](const std::string& t) { o.load = t; });
   value("--save", "write inputs to DIR and outputs to DIR/STEP, one .npy file per tensor",
@@ -286,6 +293,24 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     throw InputError("--races: for the emulator only, not with --device gpu");
   if (o.races && o.check == CheckChoice::off && o.save.empty())
     throw InputError("--races: not with --check off, which runs nothing");
+  if (!o.timeline.empty()) {
+    if (o.device == DeviceChoice::gpu)
+      throw InputError(fmt::format(
+          "--timeline {}: for the emulator only (--device emulated), not with --device gpu",
+          o.timeline));
+    for (const auto& [other, is_given] :
+         {std::pair{"--time", o.time}, {"--races", o.races}, {"--list", o.list},
+          {"--takes", o.takes}, {"--profile", !o.profile.empty()},
+          {"--require-gpu", o.require_gpu}, {"--schedule", o.schedule.has_value()}})
+      if (is_given)
+        throw InputError(fmt::format("--timeline {}: not together with {}: it takes one --step of "
+                                     "one problem, in the emulator",
+                                     o.timeline, other));
+    if (steps == "all" || steps.find(',') != steps.npos)
+      throw InputError(fmt::format("--timeline {}: records one step: --step NAME", o.timeline));
+  } else if (given.contains("--timeline-limit")) {
+    throw InputError("--timeline-limit: needs --timeline FILE");
+  }
   if (o.turns && !o.time) throw InputError("--turns: needs --time");
   const char* option = o.profile.empty() ? "--step" : "--profile";
   if (!o.profile.empty()) {

@@ -37,6 +37,8 @@ struct Options {
   bool turns = false;  ///< times a step for each line of standard input that names one
   std::string gpu;  ///< datasheet for predictions; empty: this GPU, or the H200
   std::string json, load, save, profile;
+  std::string timeline;        ///< file for the emulator's timeline of one launch
+  double timeline_limit = 5;   ///< of that file, in MB
   std::string warning;  ///< about an ambiguous reading; one line, or empty
   bool require_gpu = false;
 };

@@ -21,6 +21,7 @@
 #include "device/gpus.h"
 #include "check/inputs.h"
 #include "run/options.h"
+#include "run/output_file.h"
 #include "run/print.h"
 #include "run/progress.h"
 #include "run/results.h"
@@ -30,6 +31,7 @@
 #include "run/diagnosis.h"
 #include "run/elsewhere.h"
 #include "run/schedule.h"
+#include "run/timeline.h"
 
 namespace attn {
 namespace {
@@ -45,39 +47,6 @@ enum Exit {
 
 // Above this many multiply-adds of one pass over Q and K the reference samples rows.
 constexpr double kFullCheckLimit = 3e9;
-
-// The JSON file of a run. It is written to a temporary name and moved when complete, so that a run
-// that fails keeps the file of an earlier one.
-class JsonFile {
- public:
-  explicit JsonFile(const std::string& path) : path_(path), part_(path + ".part") {
-    if (path.empty()) return;
-    if (std::filesystem::is_directory(path))
-      throw InputError(fmt::format("--json {}: cannot be written (it is a folder)", path));
-    file_.open(part_, std::ios::trunc);
-    if (!file_)
-      throw InputError(
-          fmt::format("--json {}: cannot be written ({})", path, std::strerror(errno)));
-  }
-  ~JsonFile() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove(part_, ignored);
-  }
-  JsonFile(const JsonFile&) = delete;
-  void write(const std::string& text) {
-    if (path_.empty()) return;
-    file_ << text << '\n';
-    file_.close();
-    std::error_code error;
-    if (file_) std::filesystem::rename(part_, path_, error);
-    if (!file_ || error)
-      throw InputError(fmt::format("--json {}: could not be written completely", path_));
-  }
-
- private:
-  std::string path_, part_;
-  std::ofstream file_;
-};
 
 // One run of the program, and the state its parts share.
 class Run {
@@ -104,6 +73,9 @@ class Run {
                                    *options_.schedule));
     if (options_.races && result_.backend == Backend::gpu)
       throw InputError("--races: for the emulator only (--device emulated)");
+    if (!options_.timeline.empty() && result_.backend == Backend::gpu)
+      throw InputError(fmt::format("--timeline {}: for the emulator only (--device emulated)",
+                                   options_.timeline));
     result_.schedule = options_.schedule.value_or(problem().seed);
     result_.chapter = chapter_.name;
     result_.operation = operation_.name;
@@ -115,7 +87,8 @@ class Run {
     if (!options_.warning.empty()) fmt::print(stderr, "{}: {}\n", chapter_.name, options_.warning);
     if (options_.time && result_.backend == Backend::emulated)
       fmt::print("time: not measured (emulated)\n");
-    JsonFile json_file(options_.json);
+    OutputFile json_file("--json", options_.json);
+    OutputFile timeline_file("--timeline", options_.timeline);
     // fails early if the folder is not writable
     if (!options_.save.empty()) save_tensors(options_.save, {});
 
@@ -140,6 +113,7 @@ class Run {
     emulator::find_races = emulator::find_global_races = options_.races;
     Session session(problem(), operation_, result_.backend, inputs_);
     if (!options_.profile.empty()) return profile(session, *plan.front().step);
+    if (!options_.timeline.empty()) timeline_.emplace(options_, result_);
     print_roofs(result_.roofs, type_of_products(operation_, problem()));
     if (operation_.note && options_.check != CheckChoice::off)
       fmt::print("{}\n", operation_.note(problem(), inputs_));
@@ -153,6 +127,7 @@ class Run {
       if (StepResult& s = result_.steps[n]; s.outcome == StepResult::Outcome::fail)
         s.variations = diagnose(*plan[n].step, problem(), result_.backend, result_.schedule);
     print_variations(result_);
+    if (timeline_ && !failed_ && !device_failed_) timeline_->write(timeline_file);
     return finish(json_file, failed_ ? kCheckFailed : device_failed_ ? kDevice : kPass);
   }
 
@@ -171,7 +146,7 @@ class Run {
     return text;
   }
 
-  int finish(JsonFile& json_file, int exit_status) {
+  int finish(OutputFile& json_file, int exit_status) {
     json_file.write(to_json(result_).dump(1));
     return exit_status;
   }
@@ -230,8 +205,8 @@ class Run {
 
   // With --check off and nothing to time or save, only predictions are printed.
   bool launches_anything() const {
-    return options_.check != CheckChoice::off || !options_.save.empty() ||
-           (options_.time && result_.backend == Backend::gpu);
+    return !options_.timeline.empty() || options_.check != CheckChoice::off ||
+           !options_.save.empty() || (options_.time && result_.backend == Backend::gpu);
   }
 
   void add(StepResult s) {
@@ -397,12 +372,12 @@ class Run {
       Status status = session.prepare(step);
       // What one launch leaves to the next, such as a counter, may be wrong from the second on.
       const bool keeps = std::ranges::any_of(step.workspaces(problem()), &Workspace::saved);
-      const int launches = options_.check == CheckChoice::off ? 0 : keeps ? 2 : 1;
+      const int launches = timeline_ ? 1 : options_.check == CheckChoice::off ? 0 : keeps ? 2 : 1;
       for (int n = 0; n < launches && status.ok() && s.outcome != Outcome::fail; ++n) {
         {
           const Progress progress(step.name +
                                   (result_.backend == Backend::gpu ? "" : ", emulated"));
-          status = session.launch();
+          status = timeline_ ? timeline_->record(session) : session.launch();
           if (n > 0 && !status.ok()) status.message = "in the second launch: " + status.message;
         }
         s.verdicts.clear();
@@ -411,6 +386,10 @@ class Run {
           const HostTensors outputs = session.outputs();
           if (!options_.save.empty()) save_all(session, step, outputs);
           s.outcome = Outcome::pass;
+          if (options_.check == CheckChoice::off) {
+            s.outcome = Outcome::unchecked;
+            break;
+          }
           for (const Expected& e : expected(step)) {
             s.verdicts.push_back(examine(outputs.at(e.spec.name), e, problem(), step));
             for (const Expected& original : expected_of_originals(step))
@@ -527,6 +506,7 @@ class Run {
   std::vector<Expected> expected_, expected_of_originals_;
   std::string expected_of_inputs_;  // the step whose own inputs expected_ is of, if it has any
   std::optional<GpuTimer> timer_;
+  std::optional<TimelineRecorder> timeline_;
   double busy_s_ = 0;  // GPU time of the previously timed step
   bool failed_ = false, device_failed_ = false;
 };

@@ -42,7 +42,7 @@ done
 # Figures open in their full size; pages lead to the ones before and behind; v2 comes before v10.
 grep -qE '<a class="figure" [^>]*href="docs/figures/[^"]*\.svg"><img ' ch03_flash_v1.html ||
   fail "a figure"
-grep -q '<nav class="turn"><a rel="prev" href="profiling.html">.*<a rel="next" href="ch01_naive_R' \
+grep -q '<nav class="turn"><a rel="prev" href="timelines.html">.*<a rel="next" href="ch01_naive_R' \
   "$page" || fail "$page: the page before, the next page"
 while read -r target; do
   [[ -f $target ]] || fail "a page leads to $target"

@@ -32,6 +32,13 @@ same no_d 'a();  // first' '// about b' 'c();' 'b(3);' 'c();'
 printf '%s\n' '== ahead' '+z();' ' a();' >edits
 apply >/dev/null
 same ahead 'z();' 'a();  // first' '// about b' 'b(1,   2);' 'c();' 'b(3);' 'c();' 'd();'
+# Marks of timelines may stand between lines.
+cp text unmarked
+sed '2a ATTN_SPAN("b")' unmarked >text
+printf '%s\n' '== marked' ' a();' '-b(1, 2);' >edits
+apply >/dev/null
+same marked 'a();  // first' '// about b' 'ATTN_SPAN("b")' 'c();' 'b(3);' 'c();' 'd();'
+mv unmarked text
 # By numbers, with what is said as the title; a file that is right already is not written again.
 printf '%s\n' '== reads a register of the accumulators' '-d();' >edits
 [[ $(awk -v numbered=1 -v out=n. -f "$edit" edits text) == $'1\treads a register of the accumulators' ]]

@@ -2,9 +2,9 @@
 # step_diffs.sh ROOT DIFFS BUDGETS: a step differs from its parent in one idea. DIFFS has a line per
 # pair, "80 chapter/parent chapter/step"; BUDGETS a line per step with a budget of its own,
 # "120 chapter/step its reason". Changed lines are those of `diff`, removed and added; comments,
-# white space and the step's name do not count, nor does the snippet [attend], a host function for a
-# child. A step that launches its parent's attention kernel (ATTN_ATTENTION_OF) is not compared: all
-# of its lines count.
+# white space, the step's name and marks of timelines (attn/span.h) do not count, nor does the
+# snippet [attend], a host function for a child. A step that launches its parent's attention kernel
+# (ATTN_ATTENTION_OF) is not compared: all of its lines count.
 set -euo pipefail
 export LC_ALL=C
 root=$1 diffs=$2 budgets=$3
@@ -12,7 +12,7 @@ most_named=5 most_lines=220  # budgets per chapter, or a quarter of its steps; l
 
 text() {  # of a step, without what does not count
   sed -e '/\/\/! \[attend\]/,/\/\/! \[attend\]/d' -e 's://.*::' -e "s/${1##*/}/STEP/g" \
-    -e 's/[[:space:]]//g' "$root/$1.cu" | grep -v '^$'
+    -e 's/[[:space:]]//g' "$root/$1.cu" | grep -v -e '^$' -e '^ATTN_SPAN' -e 'attn/span.h'
 }
 declare -A budget_of=() named=()
 bad=0

@@ -1,0 +1,88 @@
+/// \file
+/// The record of a timeline, and its file: Chrome trace events, which ui.perfetto.dev opens.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace attn::emulator {
+
+using Cycles = std::uint64_t;
+
+/// The clock of the model, to convert cycles to microseconds.
+inline constexpr double kClockMhz = 1755;
+
+/// A point of a track from which a flow event starts.
+struct Source {
+  std::size_t block = 0, track = 0;
+  Cycles at = 0;
+  bool known = false;
+};
+
+/// Tracks of a block: its warps from 1 on, then its share of the units.
+inline constexpr std::size_t kTensorTrack = 1001, kSpecialTrack = 1002, kTmaTrack = 1003,
+                             kLoadsTrack = 1004;
+
+/// What is recorded of a launch.
+class Trace {
+ public:
+  /// A block in the order of their start; its number.
+  std::size_t add_block(std::string name, std::size_t warps);
+  /// A span of a track: kinds "wait", "arrive", "mark", "unit".
+  void span(std::size_t block, std::size_t track, const char* kind, const std::string& name,
+            Cycles begin, Cycles end);
+  /// The same of a unit: continues the last span if there is no gap.
+  void busy(std::size_t block, std::size_t track, const std::string& name, Cycles begin,
+            Cycles end);
+  /// Work in flight, which `issuer`'s track has issued; drawn on a track of its own.
+  void flight(std::size_t block, std::size_t issuer, const char* kind, const std::string& name,
+              Cycles begin, Cycles end);
+  /// An arrow to the end of a wait.
+  void flow(const Source& from, std::size_t block, std::size_t track, Cycles to);
+
+  Cycles end() const { return end_; }
+  std::size_t blocks() const { return blocks_.size(); }
+
+  /// The file's text of at most `limit` bytes. `about`: a JSON object on how it came about. Leaves
+  /// out whole blocks first, the last ones; then the end of the time. `left_out` says what, or is
+  /// empty.
+  std::string json(const std::string& about, std::size_t limit, std::string& left_out) const;
+
+ private:
+  struct Span {
+    std::size_t track;
+    const char* kind;
+    std::string name;
+    Cycles begin, end;
+  };
+  struct Flight {
+    std::size_t issuer;
+    const char* kind;
+    std::string name;
+    Cycles begin, end;
+    std::size_t id;
+  };
+  struct Flow {
+    Source from;
+    std::size_t track;
+    Cycles to;
+    std::size_t id;
+  };
+  struct Block {
+    std::string name;
+    std::size_t warps;
+    std::vector<Span> spans;
+    std::vector<Flight> flights;
+    std::vector<Flow> flows;
+  };
+  std::string block_json(std::size_t number, std::size_t shown, Cycles until) const;
+
+  std::vector<Block> blocks_;
+  std::size_t ids_ = 0;
+  Cycles end_ = 0;
+};
+
+}  // namespace attn::emulator

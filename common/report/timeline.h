@@ -1,0 +1,44 @@
+/// \file
+/// What a timeline shows (`--timeline`, docs/timelines.md): waits, units, marks and the longest
+/// chain.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace attn::report {
+
+/// Sums over the blocks of a file. Times in microseconds, shares from 0 to 1.
+struct TimelineSummary {
+  std::string file, chapter, step, problem, left_out;
+  std::size_t blocks = 0;
+  double us = 0;        ///< from the start to the last event
+  double block_us = 0;  ///< mean of the blocks
+  /// Of the time of a block: tensor core, special functions, TMA, cp.async; two units at a time.
+  std::map<std::string, double> busy, together;
+  /// Of the time of those warps that wait there at all, per barrier without its index.
+  std::map<std::string, double> waits;
+  struct Mark {
+    double us = 0;       ///< per block and warpgroup
+    double at_once = 0;  ///< share of its time in which two warpgroups are in it
+  };
+  std::map<std::string, Mark> marks;
+  /// What the longest chain consists of, the longest part first: how often, and microseconds.
+  struct Part {
+    std::string what;
+    int times = 0;
+    double us = 0;
+  };
+  std::vector<Part> chain;
+};
+
+/// Throws InputError for a file that is no timeline.
+TimelineSummary read_timeline(const std::string& path);
+
+std::string text(const TimelineSummary&);
+/// What B does otherwise than A: in words, and as a table.
+std::string text(const TimelineSummary& a, const TimelineSummary& b);
+
+}  // namespace attn::report
