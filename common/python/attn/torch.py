@@ -129,13 +129,10 @@ class _Attention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, o, lse, alibi, cu_q, cu_k)
         ctx.options = *options[:-1], backward_step
         ctx.mark_non_differentiable(lse)
-        ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
     def backward(ctx, dout, _):
-        if dout is None:
-            return (None,) * 8
         q, k, v, o, lse, alibi, cu_q, cu_k = ctx.saved_tensors
         gradients = torch.ops.attn.backward(q, k, v, o, lse, dout.contiguous(), alibi, cu_q, cu_k,
                                             *ctx.options)
