@@ -351,6 +351,11 @@ attn_status attn_allocate(int32_t backend, size_t bytes, void** memory) {
 void attn_free(int32_t backend, void* memory) {
   release(backend == ATTN_GPU ? attn::Backend::gpu : attn::Backend::emulated, memory);
 }
+int attn_current_gpu(void) { return current_gpu(); }
+attn_status attn_record(void* stream, void** mark) {
+  return guarded([&] { check(record(stream, not_null(mark, "mark"))); });
+}
+int attn_done(void* mark) { return done(mark) ? 1 : 0; }
 attn_status attn_stream_wait(void* stream, void* other) {
   return guarded([&] { check(stream_wait(stream, other)); });
 }

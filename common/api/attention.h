@@ -202,6 +202,11 @@ ATTN_API attn_status attn_which(const char* operation, const attn_problem* probl
 ATTN_API attn_status attn_allocate(int32_t backend, size_t bytes, void** memory);
 /** Null is ignored. On a GPU it waits for the device. */
 ATTN_API void attn_free(int32_t backend, void* memory);
+/** The number of the calling thread's GPU, or -1. */
+ATTN_API int attn_current_gpu(void);
+/** Marks what `stream` has now; attn_done(mark) is 1 once that is done, and then frees the mark. */
+ATTN_API attn_status attn_record(void* stream, void** mark);
+ATTN_API int attn_done(void* mark);
 /** Work that `stream` gets later waits for what `other` has now, without blocking the host. */
 ATTN_API attn_status attn_stream_wait(void* stream, void* other);
 

@@ -69,6 +69,28 @@ void release(Backend backend, void* memory) {
 #endif
 }
 
+Status record([[maybe_unused]] Stream stream, [[maybe_unused]] void** mark) {
+#if ATTN_HAVE_CUDA
+  cudaEvent_t event = nullptr;
+  cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  if (error == cudaSuccess) error = cudaEventRecord(event, static_cast<cudaStream_t>(stream));
+  *mark = event;
+  if (error == cudaSuccess) return Status::success();
+  return Status::device_error(std::string("marking a stream: ") + cudaGetErrorName(error));
+#else
+  return Status::device_error("built without CUDA");
+#endif
+}
+
+bool done([[maybe_unused]] void* mark) {
+#if ATTN_HAVE_CUDA
+  const auto event = static_cast<cudaEvent_t>(mark);
+  if (cudaEventQuery(event) == cudaErrorNotReady) return false;
+  (void)cudaEventDestroy(event);
+#endif
+  return true;
+}
+
 Status stream_wait([[maybe_unused]] Stream stream, [[maybe_unused]] Stream other) {
 #if ATTN_HAVE_CUDA
   cudaEvent_t event = nullptr;

@@ -18,6 +18,9 @@ Status upload(Device, void* to, const void* from, std::size_t bytes, Stream);
 /// Memory of a back end, aligned to 256 bytes.
 Status allocate(Backend, std::size_t bytes, void** memory);
 void release(Backend, void* memory);
+/// A mark behind what a stream has now; `done` frees it once that is done.
+Status record(Stream, void** mark);
+bool done(void* mark);
 /// Orders what `stream` gets later after what `other` has now.
 Status stream_wait(Stream stream, Stream other);
 

@@ -76,8 +76,8 @@ std::string origin(float nan) {
   if (code == 0 || code > kNoSequenceCode || (bits & 0xFFFF) != 0) return "computed";
   if (code == kUnwrittenCode) return "read from an output that was never written";
   if (code == kNoSequenceCode) return "read from a page that no sequence uses";
-  if (code == kAnySequenceCode) return "read behind the last key of its sequence";
-  return fmt::format("read behind the last key of sequence {}", code - 1);
+  if (code == kAnySequenceCode) return "read past the last key of its sequence";
+  return fmt::format("read past the last key of sequence {}", code - 1);
 }
 
 // Compared elements of one kind: their number, and the first.

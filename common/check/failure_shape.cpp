@@ -272,8 +272,8 @@ class Pattern {
     } else if (all.all > 0 && all.wrong == 0 && some.wrong == some.all &&
                (nothing.wrong == 0 || nothing.wrong == nothing.all)) {
       clauses.emplace_back(nothing.wrong > 0
-                               ? "only rows of which a key is masked"
-                               : "only rows of which a key is masked and another is not");
+                               ? "only rows with a masked key"
+                               : "only partially masked rows");
       keep([&](std::size_t r) {
         return of_row[r] == Seen::some || (of_row[r] == Seen::nothing && nothing.wrong > 0);
       });
@@ -402,7 +402,7 @@ class Pattern {
     if (proportional(rr, or_, oo))
       return fmt::format("each is {:.4g} times what is expected{}", or_ / rr, meaning(or_ / rr));
     if (rows > 1 && rows == multiples)
-      return fmt::format("each {} is what is expected times a factor of its own, {:.2g} to {:.2g}",
+      return fmt::format("each {0} is the expected {0} times a factor, {1:.2g} to {2:.2g}",
                          keys_ ? "key" : "row", least, most);
     return "";
   }

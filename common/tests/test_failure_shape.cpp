@@ -143,9 +143,9 @@ TEST_CASE("rows are told by the keys that they see", "[shape]") {
   CHECK(longer.where([](auto, auto, auto i, auto) { return i >= 30; }) ==
         "only rows with a visible key; all 600 such rows are wrong, in all columns");
   CHECK(longer.where([](auto, auto, auto i, auto) { return i < 79; }) ==
-        "only rows of which a key is masked; all 948 such rows are wrong, in all columns");
+        "only rows with a masked key; all 948 such rows are wrong, in all columns");
   CHECK(longer.where([](auto, auto, auto i, auto) { return i >= 30 && i < 79; }) ==
-        "only rows of which a key is masked and another is not; all 588 such rows are wrong, in "
+        "only partially masked rows; all 588 such rows are wrong, in "
         "all columns");
   CHECK(longer.where([](auto, auto, auto i, auto) { return i >= 30 && i % 16 < 4; }) ==
         "only rows 0 to 3 of every 16; all 144 such rows are wrong, in all columns");
@@ -210,7 +210,7 @@ TEST_CASE("a factor or a difference that wrong values share is named", "[shape]"
       x = round_to(DType::bf16, x * (0.25f + 0.25f * static_cast<float>((i + h) % 3)));
     }
   CHECK(right.line("value: ", by_row) ==
-        "each row is what is expected times a factor of its own, 0.25 to 0.75");
+        "each row is the expected row times a factor, 0.25 to 0.75");
 }
 
 TEST_CASE("what is scattered has no place and no factor", "[shape]") {
@@ -309,10 +309,10 @@ TEST_CASE("NaN says whether it was computed or read", "[check]") {
                        "12672 elements are NaN)"));
   }
   // Cache rows that no sequence uses.
-  for (const auto& [sequence, words] : {std::pair{0, "behind the last key of sequence 0"},
-                                        {59, "behind the last key of sequence 59"},
-                                        {36, "behind the last key of its sequence"},
-                                        {500, "behind the last key of its sequence"},
+  for (const auto& [sequence, words] : {std::pair{0, "past the last key of sequence 0"},
+                                        {59, "past the last key of sequence 59"},
+                                        {36, "past the last key of its sequence"},
+                                        {500, "past the last key of its sequence"},
                                         {-1, "from a page that no sequence uses"}}) {
     const float nan = unused_nan(sequence);
     const auto half = static_cast<float>(emulator::Float16(nan)),

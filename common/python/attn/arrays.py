@@ -1,8 +1,9 @@
-"""Tensors of other libraries as a call sees them: address, shape, strides, type, device.
+"""Address, shape, strides, type and device of another library's tensor.
 
 NumPy arrays, CPU tensors of PyTorch and everything else on the CPU that has __dlpack__ run in the
-emulator; tensors on a CUDA device run there, without a copy.
+emulator; tensors on a CUDA device run there.
 """
+import ctypes
 import sys
 
 import numpy as np
@@ -78,9 +79,9 @@ def is_torch(x):
     return torch is not None and isinstance(x, torch.Tensor)
 
 
-def dense():
-    """PyTorch's layout of tensors with strides."""
-    return _torch().strided
+def dense_torch(*tensors):
+    """Whether all are tensors of PyTorch with strides."""
+    return all(is_torch(x) and x.layout == _torch().strided for x in tensors)
 
 
 def _of_numpy(x, name):
@@ -137,6 +138,8 @@ def view(x, name, stream=None):
     else:
         raise InvalidValue(f"{name}: is a {type(x).__name__}: must be a NumPy array, a PyTorch "
                            "tensor, or have __dlpack__")
+    if 0 in found.shape:
+        raise InvalidValue(f"{name}: shape {list(found.shape)}: no dimension may be 0")
     for extent, stride in zip(found.shape, found.strides):
         if extent > 1 and stride < 0:
             raise InvalidValue(f"{name}: strides {found.strides}: negative ones are not accepted; "
@@ -186,6 +189,12 @@ def same_device(views):
     return first.device
 
 
+def integers(x):
+    """A list of integers, or an array on the CPU, as an int64 array; None if it is neither."""
+    found = np.asarray(x) if isinstance(x, (list, tuple)) else to_numpy(x)
+    return found.astype(np.int64) if found.dtype.kind in "iu" else None
+
+
 def to_numpy(x):
     """A copy on the host as a NumPy array; bf16 becomes float32."""
     if is_torch(x):
@@ -195,15 +204,19 @@ def to_numpy(x):
         return np.asarray(x)
     if hasattr(x, "get") and type(x).__module__.startswith("cupy"):
         return x.get()
-    if isinstance(x, dlpack.Array) and x.dtype == "bf16":
-        return np.asarray(Bf16(_host_copy(x)))
-    x = np.asarray(x) if not isinstance(x, dlpack.Array) else _host_copy(x)
+    if isinstance(x, dlpack.Import):
+        return _host_copy(x)
+    if hasattr(x, "__dlpack__") and not hasattr(x, "__array__"):
+        return _host_copy(dlpack.Import(x, "array", None))
+    x = np.asarray(x)
     return x.astype(np.float32) if x.dtype.name == "bfloat16" else x
 
 
-def _host_copy(array):
-    import ctypes
-    if array._device[0] != dlpack.CPU:
+def _host_copy(t):
+    if t.device_type not in (dlpack.CPU, dlpack.CUDA_HOST):
         raise InvalidValue("array: is on a GPU: copy it with the framework that uses it")
-    bytes_ = ctypes.string_at(array.pointer, array.size * dlpack.ITEM_BYTES[array.dtype])
-    return np.frombuffer(bytes_, NUMPY_OF[array.dtype]).reshape(array.shape).copy()
+    size = dlpack.ITEM_BYTES[t.dtype]
+    count = 1 + sum((extent - 1) * stride for extent, stride in zip(t.shape, t.strides))
+    flat = np.frombuffer(ctypes.string_at(t.pointer, count * size), NUMPY_OF[t.dtype])
+    x = np.lib.stride_tricks.as_strided(flat, t.shape, [s * size for s in t.strides]).copy()
+    return np.asarray(Bf16(x)) if t.dtype == "bf16" else x

@@ -1,6 +1,8 @@
 """From views of tensors to a launch: the problem, cached plans, workspaces, streams."""
 import collections
+import contextlib
 import ctypes as c
+import sys
 import threading
 
 import numpy as np
@@ -28,7 +30,7 @@ class Plan:
         self.step = self._library.attn_plan_step(handle).decode()
         self._prepare_reads = bool(self._library.attn_plan_prepare_reads_tensors(handle))
         self._workspaces, self._lock = {}, threading.Lock()
-        self.captured = 0  # workspaces that belong to captured graphs
+        self.of_graphs = []  # workspaces of captured graphs, whose end is not known
 
     def __del__(self):
         if getattr(self, "_handle", None):
@@ -41,29 +43,31 @@ class Plan:
             lib.call("attn_run", self._handle, c.byref(tensors), None, 0, stream)
             return
         with self._lock:  # so that no other thread prepares between the two calls
-            workspace, prepared = self._workspace(stream, of)
+            if of.family == "torch" and of.device != "cpu" and _capturing():
+                workspace, prepared = self._for_graph(stream), True
+            else:
+                workspace, prepared = self._workspace(stream, of)
             arguments = (self._handle, c.byref(tensors), workspace.pointer, self.bytes, stream)
             if not prepared or self._prepare_reads:
                 lib.call("attn_prepare", *arguments)
-            self._workspaces[stream] = workspace
             lib.call("attn_run", *arguments)
+            if not prepared:  # kept once it was prepared without an error
+                self._workspaces[stream] = workspace
+
+    def _for_graph(self, stream):
+        """A prepared workspace for a capture, which the graph keeps: later calls get another."""
+        if self._prepare_reads:
+            raise lib.Unsupported(f"{self.step}: quantises its cache at each call, which cannot be "
+                                  "captured in a graph")
+        if not self._workspaces:
+            raise lib.Unsupported("capturing: call it once with these sizes before each capture, "
+                                  "so that a workspace is prepared (dropout cannot be captured)")
+        key = stream if stream in self._workspaces else next(iter(self._workspaces))
+        self.of_graphs.append(self._workspaces.pop(key))
+        return self.of_graphs[-1]
 
     def _workspace(self, stream, of):
         found = self._workspaces.get(stream)
-        if of.family == "torch" and of.device != "cpu" and _capturing():
-            if self._prepare_reads:
-                raise lib.Unsupported(f"{self.step}: quantises its cache at each call, which "
-                                      "cannot be captured in a graph")
-            # The graph keeps it: later calls in this stream get another.
-            key = stream if found is not None else next(
-                (s for s in self._workspaces if not isinstance(s, tuple)), None)
-            if key is None and found is None:
-                raise lib.Unsupported("capturing: call it once with these sizes before the "
-                                      "capture, so that its workspace is prepared")
-            self.captured += 1
-            workspace = self._workspaces.pop(key)
-            self._workspaces["graph", self.captured] = workspace
-            return workspace, True
         if found is not None:
             return found, True
         if of.family == "torch" and of.device != "cpu":
@@ -88,8 +92,8 @@ def plan_of(operation, fields, lists):
     plan = Plan(operation, fields, lists)
     with _plans_lock:
         _plans[key] = plan
-        for old in [k for k, p in _plans.items() if not p.captured][:max(0, len(_plans) -
-                                                                           _MOST_PLANS)]:
+        idle = [k for k, p in _plans.items() if not p.of_graphs]
+        for old in idle[:max(0, len(_plans) - _MOST_PLANS)]:
             del _plans[old]
     return plan
 
@@ -99,11 +103,13 @@ def stream_of(stream, of=None):
     if stream is None:
         if of is not None and of.family == "torch" and of.device != "cpu":
             return arrays._torch().cuda.current_stream(of.owner.device).cuda_stream
+        if of is not None and of.family == "cupy":
+            return sys.modules["cupy"].cuda.get_current_stream().ptr
         return 0
     for attribute in ("cuda_stream", "ptr"):  # PyTorch, CuPy
         if hasattr(stream, attribute):
             return getattr(stream, attribute)
-    return int(stream)
+    return lib.whole("stream", stream, 0, 2 ** 64 - 1)
 
 
 class Call:
@@ -113,7 +119,7 @@ class Call:
         if layout not in ("bhnd", "bnhd"):
             raise lib.InvalidValue(f"layout {layout}: must be bhnd or bnhd")
         self.operation, self.layout, self._stream = operation, layout, stream
-        self.fields = {"step": step.encode() if step else None}
+        self.fields = {"step": lib.step_of(step)}
         self.lists, self.views = {}, []
         self.tensors = lib.Tensors(size=c.sizeof(lib.Tensors))
 
@@ -170,14 +176,21 @@ class Call:
         t.data, t.stride_batch, t.stride_head, t.stride_row = (found.pointer, *steps)
 
     def array(self, name, x, dtype, shape, title=None):
-        """An array that is read and has no strides: lengths, tables, slopes, lse."""
+        """An array that is read and has no strides: lengths, tables, slopes, lse. `shape` may be
+        None for a list of any length."""
         title = title or name
         if isinstance(x, (list, tuple)) and all(v.device == "cpu" for v in self.views):
-            x = np.array(x, arrays.NUMPY_OF[dtype])
+            x = np.array(x)
+            if dtype == "int32" and x.dtype.kind == "i" and (x == x.astype(np.int32)).all():
+                x = x.astype(np.int32)
+            elif dtype == "fp32" and x.dtype.kind in "if":
+                x = x.astype(np.float32)
         found = self.view(title, x)
-        if found.dtype != dtype or found.shape != tuple(shape):
+        if shape is None and len(found.shape) == 1:
+            shape = found.shape
+        if found.dtype != dtype or shape is None or found.shape != tuple(shape):
             raise lib.InvalidValue(f"{title}: {found.dtype} {list(found.shape)}: must be {dtype} "
-                                   f"{list(shape)}")
+                                   f"{list(shape or ['B + 1'])}")
         if found.strides != dlpack.contiguous(found.shape) and found.shape[0] > 1:
             raise lib.InvalidValue(f"{title}: strides {list(found.strides)}: must be contiguous")
         if found.pointer % 16 and found.family in ("numpy", "torch"):
@@ -195,7 +208,8 @@ class Call:
                                        f"{dtype} {list(shape)}")
             x = given
         else:
-            x, found = arrays.empty_like(of, name, shape, dtype, stream_of(self._stream, of))
+            with self.allocating(of):
+                x, found = arrays.empty_like(of, name, shape, dtype, stream_of(self._stream, of))
         if name in lib.TENSORS:
             self.set_tensor(name, found, packed)
         else:
@@ -225,10 +239,26 @@ class Call:
         device = arrays.same_device(self.views)
         self.fields["backend"] = lib.EMULATED if device == "cpu" else lib.GPU
         stream = stream_of(self._stream, of)
-        if of.family == "torch" and device != "cpu":
-            with arrays._torch().cuda.device(of.owner.device):
+        if device == "cpu":
+            return self._run(device, 0, of)
+        if of.family == "torch":
+            with arrays._torch().cuda.device(of.owner.device), self.allocating(of):
                 return self._run(device, stream, of)
-        return self._run(device, stream, of)
+        current = lib.library().attn_current_gpu()
+        if device != f"cuda:{current}":
+            raise lib.DeviceError(f"{of.name}: is on {device}, the current GPU is {current}: "
+                                  "select its GPU before the call")
+        plan = self._run(device, stream, of)
+        dlpack.hold([v.owner for v in self.views if isinstance(v.owner, dlpack.Import)], stream)
+        return plan
+
+    def allocating(self, of):
+        """A context in which PyTorch allocates outputs and workspaces for the call's stream."""
+        if self._stream is None or of.family != "torch" or of.device == "cpu":
+            return contextlib.nullcontext()
+        torch = arrays._torch()
+        return torch.cuda.stream(torch.cuda.ExternalStream(stream_of(self._stream),
+                                                           device=of.owner.device))
 
     def _run(self, device, stream, of):
         if self.fields.get("dropout"):  # a plan has its seed: it is not used again
@@ -256,6 +286,10 @@ class Repeated:
     @staticmethod
     def key(tensors, *options):
         """What must be equal for a call to be repeated; None if it has to be checked."""
+        try:
+            hash(options)
+        except TypeError:
+            return None
         grad = arrays._torch().is_grad_enabled()
         key = [options]
         for x in tensors:
@@ -296,9 +330,7 @@ def repeat(key, make):
 
 def masks(call, causal, window, scale, softcap):
     """The part of a problem that most operations have."""
-    left, right = (-1, -1) if window is None else window
-    if scale is not None and scale == 0:
-        raise lib.InvalidValue("scale 0: must not be 0; leave it out for 1/sqrt(d)")
-    call.fields.update(causal=int(bool(causal)), window_left=-1 if left is None else int(left),
-                       window_right=-1 if right is None else int(right),
-                       softmax_scale=float(scale or 0), softcap=float(softcap or 0))
+    left, right = lib.window_of(window)
+    call.fields.update(causal=int(bool(causal)), window_left=left, window_right=right,
+                       softmax_scale=lib.scale_of(scale),
+                       softcap=lib.number("softcap", softcap or 0))

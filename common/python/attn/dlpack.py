@@ -2,6 +2,7 @@
 
 Source: the DLPack specification, dlpack.h 1.0, and the Python specification of its data exchange.
 """
+import atexit
 import ctypes as c
 
 from . import library as lib
@@ -134,6 +135,15 @@ def _destroy(capsule):
             _forget(_pointer(capsule, kind))
 
 
+@atexit.register
+def _abandon():
+    """Arrays that outlive Python: their deleters would call code that is gone, so they get none."""
+    for entry in _exports.values():
+        entry[0].deleter = type(entry[0].deleter)()
+        for part in entry:  # leaked: a reader may still look at them
+            _api.Py_IncRef(c.py_object(part))
+
+
 class Array:
     """A tensor in memory of libattention, for frameworks without an allocator that can be called.
 
@@ -148,6 +158,12 @@ class Array:
         self._memory = Memory(lib.EMULATED if device_type == CPU else lib.GPU,
                               max(1, self.size * ITEM_BYTES[dtype]))
         self.pointer = self._memory.pointer
+
+    def __array__(self, dtype=None, copy=None):
+        import numpy
+        from . import arrays
+        x = arrays._host_copy(Import(self, "array", None))
+        return x if dtype is None else numpy.asarray(x, dtype)
 
     @property
     def size(self):
@@ -177,6 +193,20 @@ class Array:
         address = c.addressof(managed)
         _exports[address] = (managed, shape, strides, self._memory)
         return _api.PyCapsule_New(address, VERSIONED if versioned else LEGACY, _destroy)
+
+
+_in_flight = []  # (what a kernel reads, the mark behind it in its stream)
+
+
+def hold(imports, stream):
+    """Keeps imported GPU tensors until the work that `stream` has now is done: their frameworks
+    may give the memory to work in other streams as soon as it is released."""
+    _in_flight[:] = [(kept, mark) for kept, mark in _in_flight
+                     if not lib.library().attn_done(mark)]
+    if imports:
+        mark = c.c_void_p()
+        lib.call("attn_record", stream, c.byref(mark))
+        _in_flight.append((imports, mark))
 
 
 class Memory:

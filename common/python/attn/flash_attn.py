@@ -1,10 +1,11 @@
 """The functions of the package flash_attn (FlashAttention-2) by their names, order and defaults.
 
 `from attn.flash_attn import flash_attn_func`. Tensors are PyTorch's, [B, N, H, d], or packed
-[tokens, H, d]. What libattention does not do is refused in one line: slopes per sequence, rotary
-embedding, cache_batch_idx, cache_leftpad. Dropout is reproducible by torch.manual_seed; its mask is
-not that of FlashAttention. With return_attn_probs the third result, the
-matrix of probabilities, is None. Signatures: flash_attn 2.8.
+[tokens, H, d]. What libattention does not do is refused in one line: slopes per sequence or with a
+block_table, block_table in varlen, num_splits, rotary embedding, cache_batch_idx, cache_leftpad.
+Dropout is reproducible by torch.manual_seed; its mask is not that of FlashAttention. With
+return_attn_probs the third result, the matrix of probabilities, is None. Signatures: flash_attn
+2.8.
 """
 from typing import Optional, Union
 
@@ -106,12 +107,24 @@ def cached(q, k_cache, v_cache, k, v, cache_seqlens, table, softmax_scale, causa
         raise lib.Unsupported("num_splits: must be 0: steps choose their splits")
     if (k is None) != (v is None):
         raise lib.InvalidValue("k, v: both must be given, or none")
+    # Everything is checked before new keys are stored.
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
+        if x is not None and (x.dtype != q.dtype or x.device != q.device):
+            raise lib.InvalidValue(f"{name}: {x.dtype} on {x.device}: must be that of q, {q.dtype} "
+                                   f"on {q.device}")
+        if x is not None and x.shape[2:] != k_cache.shape[2:]:
+            raise lib.InvalidValue(f"{name}: {list(x.shape)}: must have the heads and head dim of "
+                                   f"k_cache, {list(k_cache.shape)}")
     batch, new = q.shape[0], 0 if k is None else k.shape[1]
     if not isinstance(cache_seqlens, torch.Tensor):
         filled = k_cache.shape[1] if cache_seqlens is None and table is None else cache_seqlens
         if filled is None:
             raise lib.InvalidValue("cache_seqlens: must be given with a block table")
         cache_seqlens = torch.full((batch,), filled, dtype=torch.int32, device=q.device)
+    room = k_cache.shape[1] * (1 if table is None else table.shape[1])
+    if not cache_seqlens.is_cuda and ((cache_seqlens < 0) | (cache_seqlens + new > room)).any():
+        raise lib.InvalidValue(f"cache_seqlens: must be from 0 to {room - new}, the room of a "
+                               f"sequence without the {new} new tokens")
     lengths = cache_seqlens + new if new else cache_seqlens
     options = {"causal": causal, "window": window_size, "scale": softmax_scale, "softcap": softcap,
                "layout": "bnhd", "return_lse": True}

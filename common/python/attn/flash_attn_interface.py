@@ -1,9 +1,10 @@
 """The functions of flash_attn_interface (FlashAttention-3) by their names, order and defaults.
 
 Tensors are PyTorch's, [B, N, H, d], or packed [tokens, H, d]. What libattention does not do is
-refused in one line: qv, descales, attention_chunk, num_splits, seqused in packed batches, rotary
-embedding, scheduler metadata. pack_gqa is a hint and is ignored. Signatures: the main branch of
-August 2026.
+refused in one line: qv, descales, attention_chunk, num_splits, sm_margin, seqused_q and seqused_k
+in packed batches, rotary embedding, scheduler metadata, and in the KV cache cache_batch_idx,
+cache_leftpad, cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q, rotary_seqlens. pack_gqa is a hint and
+is ignored. flash_attn_combine is missing. Signatures: the main branch of August 2026.
 """
 from typing import Optional, Union
 

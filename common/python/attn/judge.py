@@ -17,7 +17,7 @@ def steps(operation=None):
 
 def describe(step):
     """A step as a dict: operation, idea, dtypes, head_dims, deterministic, features, ..."""
-    return json.loads(lib.text_of("attn_describe", step.encode()))
+    return json.loads(lib.text_of("attn_describe", lib.step_of(step)))
 
 
 def _problem(operation, dtype, batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, causal,
@@ -26,19 +26,23 @@ def _problem(operation, dtype, batch, heads, kv_heads, seqlen_q, seqlen_k, head_
         raise lib.InvalidValue(f"dtype {dtype}: must be one of {', '.join(lib.DTYPES)}")
     if device not in ("gpu", "emulated"):
         raise lib.InvalidValue(f"device {device}: must be gpu or emulated")
-    left, right = (-1, -1) if window is None else window
+    left, right = lib.window_of(window)
+    sizes = {"batch": batch, "heads": heads, "kv_heads": heads if kv_heads is None else kv_heads,
+             "seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "head_dim": head_dim,
+             "page_size": page_size, "max_pages": max_pages}
+    sizes = {name: lib.whole(name, size) for name, size in sizes.items()}
+    pages = sizes["batch"] * sizes["max_pages"] if num_pages is None else num_pages
     p = lib.problem(
-        backend=lib.GPU if device == "gpu" else lib.EMULATED, dtype=lib.DTYPES[dtype], batch=batch,
-        heads=heads, kv_heads=kv_heads or heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
-        head_dim=head_dim, causal=int(causal), window_left=left, window_right=right,
-        softmax_scale=scale or 0, softcap=softcap, page_size=page_size, max_pages=max_pages,
-        num_pages=num_pages or batch * max_pages, step=step.encode() if step else None)
+        backend=lib.GPU if device == "gpu" else lib.EMULATED, dtype=lib.DTYPES[dtype], **sizes,
+        num_pages=lib.whole("num_pages", pages), causal=int(bool(causal)), window_left=left,
+        window_right=right, softmax_scale=lib.scale_of(scale),
+        softcap=lib.number("softcap", softcap), step=lib.step_of(step))
     if operation == "decode" or operation.startswith("paged"):
         room = page_size * max_pages if operation.startswith("paged") else p.seqlen_k
-        lengths = np.full(batch, room) if lengths_k is None else lengths_k
-        p.lengths = np.ascontiguousarray(lengths, np.int64)  # the problem keeps it alive
-        if p.lengths.shape != (batch,):
-            raise lib.InvalidValue(f"lengths_k: shape {list(p.lengths.shape)}: must be [{batch}]")
+        p.lengths = (np.full(max(0, batch), room) if lengths_k is None
+                     else arrays.integers(lengths_k))  # the problem keeps it alive
+        if p.lengths is None or p.lengths.shape != (max(0, batch),):
+            raise lib.InvalidValue(f"lengths_k: must be [{batch}] integers")
         p.lengths_k = p.lengths.ctypes.data
     return p
 
@@ -103,16 +107,19 @@ def reference(q, k, v, dout=None, *, causal=False, window=None, scale=None, soft
     if k.shape != v.shape or k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
         raise lib.InvalidValue(f"k {list(k.shape)}, v {list(v.shape)}: must have equal shapes, and "
                                f"the batch and head dim of q {list(q.shape)}")
-    left, right = (-1, -1) if window is None else window
+    left, right = lib.window_of(window)
     p = lib.problem(dtype=lib.DTYPES["fp32"], batch=q.shape[0], heads=q.shape[1],
                     kv_heads=k.shape[1], seqlen_q=q.shape[2], seqlen_k=k.shape[2],
                     head_dim=q.shape[3], causal=int(causal), window_left=left, window_right=right,
-                    softmax_scale=scale or 0, softcap=softcap, alibi=int(alibi is not None),
-                    dropout=dropout, seed=seed)
+                    softmax_scale=lib.scale_of(scale), softcap=softcap,
+                    alibi=int(alibi is not None), dropout=dropout,
+                    seed=lib.whole("seed", seed, 0, 2 ** 64 - 1))
     t = lib.Doubles(size=c.sizeof(lib.Doubles))
     given = {"q": q, "k": k, "v": v}
     if lengths is not None:
-        given["lengths"] = np.ascontiguousarray(arrays.to_numpy(lengths), np.int64)
+        given["lengths"] = arrays.integers(lengths)
+        if given["lengths"] is None or given["lengths"].shape != (q.shape[0],):
+            raise lib.InvalidValue(f"lengths: must be [{q.shape[0]}] integers")
         p.lengths_k = given["lengths"].ctypes.data
     if alibi is not None:
         given["alibi"] = np.ascontiguousarray(arrays.to_numpy(alibi), np.float32)
@@ -164,28 +171,38 @@ class Report:
 
 _KINDS = ("random", "needle", "peaked", "outlier")
 # The last key tile is partial for tiles of 16 to 128; causal with more queries than keys has rows
-# without any key.
-_PROBLEMS = ({"seqlen_q": 128, "seqlen_k": 128}, {"seqlen_q": 70, "seqlen_k": 150, "kv_heads": 1},
-             {"seqlen_q": 1, "seqlen_k": 97},
-             {"seqlen_q": 128, "seqlen_k": 128, "causal": True},
-             {"seqlen_q": 100, "seqlen_k": 60, "causal": True})
+# without any key. Batch, grouped heads and another head dim find wrong strides, a wrong K/V head
+# and a scale that is not 1/sqrt(d).
+_ATTENTION = ({"seqlen_q": 128, "seqlen_k": 128},
+              {"batch": 2, "heads": 4, "kv_heads": 2, "seqlen_q": 70, "seqlen_k": 150},
+              {"seqlen_q": 1, "seqlen_k": 97},
+              {"head_dim": 128, "seqlen_q": 65, "seqlen_k": 65},
+              {"seqlen_q": 128, "seqlen_k": 128, "causal": True},
+              {"seqlen_q": 100, "seqlen_k": 60, "causal": True})
+_PROBLEMS = {
+    "forward": _ATTENTION, "backward": _ATTENTION,
+    "decode": ({"seqlen_k": 200}, {"batch": 3, "heads": 4, "kv_heads": 2, "seqlen_k": 150,
+                                   "lengths_k": [150, 1, 77]},
+               {"head_dim": 128, "seqlen_q": 2, "seqlen_k": 97, "causal": True}),
+    "paged_decode": ({}, {"batch": 3, "heads": 4, "kv_heads": 2, "lengths_k": [128, 1, 77]},
+                     {"head_dim": 128, "page_size": 32, "max_pages": 4})}
 
 
-def check(f, operation="forward", problems=_PROBLEMS, *, inputs=_KINDS, seed=1, to=None,
+def check(f, operation="forward", problems=None, *, inputs=_KINDS, seed=1, to=None,
           **keywords):
     """Checks a function of one's own with the suite's inputs, reference and bounds: a Report.
 
-    f(q, k, v) returns o or (o, lse); it gets causal=True if the problem is causal, and window,
-    softcap, scale likewise. For "backward" f(q, k, v, o, lse, dout) returns (dq, dk, dv); for
-    "decode" f(q, k, v, seqused_k). Arrays are NumPy's, float32 unless dtype is "fp16" or "bf16";
-    `to` converts each, as `to=lambda x: torch.tensor(np.asarray(x)).cuda()`. A problem is a dict of
-    the keywords of attn.which(). A failure is told in words: the first wrong element, and the
-    pattern of all: a tile, a head, a range of keys, a factor.
+    f(q, k, v) returns o or (o, lse), shaped as q and [B, Hq, Nq]; it gets causal=True if the
+    problem is causal, and window, softcap, scale likewise. For "backward" f(q, k, v, o, lse, dout)
+    returns (dq, dk, dv); for "decode" f(q, k, v, seqused_k). Arrays are NumPy's, float32 unless
+    dtype is "fp16" or "bf16"; `to` converts each, as `to=lambda x: torch.tensor(np.asarray(x))`. A
+    problem is a dict of the keywords of attn.which(). A failure is told in words: the first wrong
+    element, and the pattern of all: a tile, a head, a range of keys, a factor.
     """
     if operation not in _ARGUMENTS:
         raise lib.InvalidValue(f"operation {operation}: must be {', '.join(_ARGUMENTS)}")
     report = Report()
-    for given in problems:
+    for given in _PROBLEMS[operation] if problems is None else problems:
         options = {"dtype": "fp32", **keywords, **given}
         for kind in inputs:
             _check_one(report, f, operation, options, kind, seed, to)
@@ -221,6 +238,10 @@ def _check_one(report, f, operation, options, kind, seed, to):
         results = f(*tensors, **passed_on)
         results = results if isinstance(results, (tuple, list)) else (results,)
         names = ("dq", "dk", "dv") if operation == "backward" else ("o", "lse")
+        needed = 3 if operation == "backward" else 1
+        if not needed <= len(results) <= len(names):
+            report.add(False, f"FAIL {title}: {len(results)} results: must be {', '.join(names)}"
+                              f"{'' if needed > 1 else ' or o alone'}")
         for name, result in zip(names, results):
             ok, text = drawn.judge(name, result)
             report.add(ok, f"{'pass' if ok else 'FAIL'} {title}: {text}")
@@ -253,8 +274,10 @@ class _Drawn:
         if not hasattr(result, "shape"):
             return False, f"{name}: is a {type(result).__name__}: must be an array"
         x = arrays.to_numpy(result)
-        if x.size != np.prod(shape, dtype=np.int64):
+        if x.shape != shape:
             return False, f"{name}: shape {list(x.shape)}: must be {list(shape)}"
+        if x.dtype.kind != "f":
+            return False, f"{name}: type {x.dtype}: must be a floating-point type"
         x = np.ascontiguousarray(x)
         x = arrays.bf16(x.astype(np.float32)).bits if dtype == "bf16" else x.astype(
             arrays.NUMPY_OF[dtype])

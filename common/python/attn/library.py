@@ -5,6 +5,7 @@ the newest build folder of the source tree (build/*/lib). Nothing is compiled he
 """
 import ctypes as c
 import glob
+import operator
 import os
 import pathlib
 import threading
@@ -105,6 +106,9 @@ def _declare(lib):
             ("attn_allocate", c.c_int, [c.c_int32, c.c_size_t, c.POINTER(pointer)]),
             ("attn_free", None, [c.c_int32, pointer]),
             ("attn_stream_wait", c.c_int, [pointer, pointer]),
+            ("attn_current_gpu", c.c_int, []),
+            ("attn_record", c.c_int, [pointer, c.POINTER(pointer)]),
+            ("attn_done", c.c_int, [pointer]),
             ("attn_last_error", c.c_char_p, []),
             ("attn_steps", c.c_char_p, []),
             ("attn_which", c.c_int, [c.c_char_p, problem, *text]),
@@ -166,3 +170,50 @@ def problem(**fields):
     for name, value in fields.items():
         setattr(p, name, value)
     return p
+
+
+def whole(name, x, least=-2 ** 62, most=2 ** 62):
+    """An integer argument in a range."""
+    try:
+        value = operator.index(x)
+    except TypeError:
+        raise InvalidValue(f"{name}: {x!r}: must be an integer") from None
+    if not least <= value <= most:
+        raise InvalidValue(f"{name}: {value}: must be from {least} to {most}")
+    return value
+
+
+def number(name, x):
+    """A real argument."""
+    try:
+        return float(x)
+    except (TypeError, ValueError):
+        raise InvalidValue(f"{name}: {x!r}: must be a number") from None
+
+
+def window_of(window):
+    """(left, right), -1 for no limit on that side."""
+    if window is None:
+        return -1, -1
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise InvalidValue(f"window: {window!r}: must be (left, right), -1 for no limit") from None
+    return tuple(-1 if side is None else whole("window", side, -1) for side in (left, right))
+
+
+def scale_of(scale):
+    """0 for the default, 1/sqrt(d), as in attn_problem; a scale of 0 itself is refused."""
+    value = 0.0 if scale is None else number("scale", scale)
+    if scale is not None and value == 0:
+        raise InvalidValue("scale: 0: must not be 0; leave it out for 1/sqrt(d)")
+    return value
+
+
+def step_of(step):
+    """The bytes of a step's name, or None."""
+    if step is None or step == "":
+        return None
+    if not isinstance(step, str) or "\0" in step:
+        raise InvalidValue(f"step: {step!r}: must be a name, as 04_flash_v2/v13_tuned")
+    return step.encode()

@@ -7,7 +7,7 @@ float16, float32, bf16 (attn.bf16, ml_dtypes, torch.bfloat16). `step` names a st
 Errors are one line: attn.InvalidValue, attn.Unsupported, attn.DeviceError, attn.KernelError.
 """
 from .calls import Call, Repeated, masks, repeat, repeated
-from .library import InvalidValue
+from .library import InvalidValue, number, whole
 from . import arrays
 
 
@@ -28,23 +28,28 @@ def _attention(call, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
     if not packed:
         call.fields.update(batch=batch, seqlen_q=rows, seqlen_k=keys)
         return qv, kv, vv
-    n = len(cu_seqlens_q) - 1
-    call.fields.update(batch=n, packed=1, total_q=rows, total_k=keys)
-    for side, cu, total, most in (("q", cu_seqlens_q, rows, max_seqlen_q),
-                                  ("k", cu_seqlens_k, keys, max_seqlen_k)):
-        found = call.array(f"cu_seqlens_{side}", cu, "int32", (n + 1,))
-        if found.device == "cpu":
-            begins = arrays.to_numpy(cu).astype("int64")
-            lengths = begins[1:] - begins[:-1]
-            if begins[0] != 0 or begins[-1] != total or (lengths < 0).any():
-                raise InvalidValue(f"cu_seqlens_{side}: must ascend from 0 to the {total} tokens")
-            call.host_list(f"lengths_{side}", lengths)
-            most = int(lengths.max())
-        elif most is None:
-            raise InvalidValue(f"max_seqlen_{side}: must be given, since cu_seqlens_{side} is on "
-                               "a GPU")
-        call.fields[f"seqlen_{side}"] = max(1, int(most))
+    call.fields.update(packed=1, total_q=rows, total_k=keys)
+    _begins(call, "q", cu_seqlens_q, rows, max_seqlen_q)
+    _begins(call, "k", cu_seqlens_k, keys, max_seqlen_k)
     return qv, kv, vv
+
+
+def _begins(call, side, cu_seqlens, total, longest):
+    """Where packed sequences begin; checked, and known to the plan, where they are on the CPU."""
+    name = f"cu_seqlens_{side}"
+    given = call.fields.get("batch")
+    found = call.array(name, cu_seqlens, "int32", given and (given + 1,))
+    batch = call.fields["batch"] = found.shape[0] - 1
+    if found.device == "cpu":
+        begins = arrays.to_numpy(found.owner).astype("int64")
+        lengths = begins[1:] - begins[:-1]
+        if begins[0] != 0 or begins[-1] != total or (lengths < 0).any() or batch == 0:
+            raise InvalidValue(f"{name}: must ascend from 0 to the {total} tokens")
+        call.host_list(f"lengths_{side}", lengths)
+        longest = lengths.max()
+    elif longest is None:
+        raise InvalidValue(f"max_seqlen_{side}: must be given, since {name} is on a GPU")
+    call.fields[f"seqlen_{side}"] = max(1, whole(f"max_seqlen_{side}", longest, 0))
 
 
 def _slopes(call, alibi):
@@ -59,7 +64,8 @@ def _lse_shape(call, rows):
 
 
 def _dropout(call, dropout, seed):
-    call.fields.update(dropout=float(dropout), seed=int(seed))
+    call.fields.update(dropout=number("dropout", dropout),
+                       seed=whole("seed", seed, 0, 2 ** 64 - 1))
 
 
 def _forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi, dropout, seed,
@@ -67,12 +73,13 @@ def _forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi, d
              stream):
     from .library import DTYPES
     key = None
-    if alibi is cu_seqlens_q is out is stream is None and not dropout and all(
-            map(arrays.is_torch, (q, k, v))) and q.layout == k.layout == v.layout == arrays.dense():
-        key = Repeated.key((q, k, v), operation, dtype, causal, window and tuple(window), scale,
-                           softcap, layout, step)
-        if key in repeated:
-            o, lse = repeated[key].run(q=q, k=k, v=v)
+    plain = alibi is cu_seqlens_q is cu_seqlens_k is out is stream is None and not dropout
+    if plain and arrays.dense_torch(q, k, v):
+        key = Repeated.key((q, k, v), operation, dtype, causal, window, scale, softcap, layout,
+                           step)
+        again = repeated.get(key)
+        if again:
+            o, lse = again.run(q=q, k=k, v=v)
             return (o, lse) if return_lse else o
     call = Call(operation, layout, step, stream)
     qv, kv, vv = _attention(call, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
@@ -111,7 +118,10 @@ def forward(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, alib
 
 def quantised_forward(q, k, v, dtype, *, causal=False, window=None, scale=None, layout="bhnd",
                       step=None, return_lse=False, out=None, stream=None):
-    """Attention of bf16 tensors, quantised to `dtype`: "int8" or "e4m3"."""
+    """Attention of bf16 tensors, quantised to `dtype`: "int8" or "e4m3".
+
+    Q and K in int4, V in e4m3: dtype="e4m3", step="08_quant_sparse/q7_int4_qk".
+    """
     if dtype not in ("int8", "e4m3"):
         raise InvalidValue(f"dtype {dtype}: must be int8 or e4m3")
     return _forward("quantised_forward", dtype, q, k, v, causal, window, scale, 0, None, 0, 0, None,
@@ -124,13 +134,13 @@ def backward(q, k, v, o, lse, dout, *, causal=False, window=None, scale=None, so
     """Gradients of attention: (dq, dk, dv), from a forward pass's o and lse and from dout."""
     from .library import DTYPES
     key = None
-    if alibi is cu_seqlens_q is stream is None and not dropout and all(
-            map(arrays.is_torch, (q, k, v, o, lse, dout))) and all(
-            x.layout == arrays.dense() for x in (q, k, v, o, lse, dout)):
-        key = Repeated.key((q, k, v, o, lse, dout), "backward", causal, window and tuple(window),
-                           scale, softcap, layout, step)
-        if key in repeated:
-            return tuple(repeated[key].run(q=q, k=k, v=v, o=o, lse=lse, dout=dout))
+    plain = alibi is cu_seqlens_q is cu_seqlens_k is stream is None and not dropout
+    if plain and arrays.dense_torch(q, k, v, o, lse, dout):
+        key = Repeated.key((q, k, v, o, lse, dout), "backward", causal, window, scale, softcap,
+                           layout, step)
+        again = repeated.get(key)
+        if again:
+            return tuple(again.run(q=q, k=k, v=v, o=o, lse=lse, dout=dout))
     call = Call("backward", layout, step, stream)
     qv, kv, vv = _attention(call, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     masks(call, causal, window, scale, softcap)
@@ -156,10 +166,19 @@ def _lengths(call, lengths, host_lengths):
     """Valid keys of each sequence: on the device, and on the host where they are known."""
     batch = call.fields["batch"]
     found = call.array("seqused_k", lengths, "int32", (batch,), title="lengths")
-    if host_lengths is None and found.device == "cpu":
-        host_lengths = arrays.to_numpy(lengths)
+    known = None
     if host_lengths is not None:
-        call.host_list("lengths_k", host_lengths)
+        known = arrays.integers(host_lengths)
+        if known is None or known.shape != (batch,):
+            raise InvalidValue(f"host_lengths: must be [{batch}] integers")
+    if found.device == "cpu":
+        read = arrays.to_numpy(found.owner).astype("int64")
+        if known is not None and (known != read).any():
+            raise InvalidValue("host_lengths: differ from lengths")
+        known = read
+    if known is not None:
+        call.host_list("lengths_k", known)
+    return known
 
 
 def decode(q, k, v, lengths, *, causal=False, window=None, scale=None, softcap=0.0, alibi=None,
@@ -198,14 +217,20 @@ def _pools(call, k_pages, v_pages, page_table, written=False):
         call.set_tensor("v", vv, pool=True)
     table = call.view("page_table", page_table, ("B", "pages"))
     call.array("page_table", page_table, "int32", table.shape)
-    if table.device == "cpu":
-        numbers = arrays.to_numpy(page_table)
-        if numbers.size and (numbers.min() < 0 or numbers.max() >= kv.shape[0]):
-            raise InvalidValue(f"page_table: indices from {numbers.min()} to {numbers.max()}: must "
-                               f"be from 0 to {kv.shape[0] - 1}")
     call.fields.update(num_pages=kv.shape[0], page_size=kv.shape[1], kv_heads=kv.shape[2],
                        head_dim=kv.shape[3], max_pages=table.shape[1], batch=table.shape[0])
     return kv
+
+
+def _check_table(call, page_table, known):
+    """Pages that the lengths use must be in the pool; other entries are not read."""
+    table = arrays.to_numpy(page_table)
+    size, pages = call.fields["page_size"], call.fields["num_pages"]
+    for b, length in enumerate(known):
+        used = table[b, :-(-length // size)]
+        if used.size and (used.min() < 0 or used.max() >= pages):
+            raise InvalidValue(f"page_table: indices from {used.min()} to {used.max()} in row {b}: "
+                               f"must be from 0 to {pages - 1}")
 
 
 def _paged(operation, q, k_pages, v_pages, page_table, lengths, causal, window, scale, softcap,
@@ -213,6 +238,10 @@ def _paged(operation, q, k_pages, v_pages, page_table, lengths, causal, window, 
     from .library import DTYPES
     call = Call(operation, layout, step, stream)
     kv = _pools(call, k_pages, v_pages, page_table)
+    is_latent = operation == "paged_decode" and kv.shape[2:] == (1, 576)
+    if is_latent != (v_pages is None):
+        raise InvalidValue(f"v_pages: must {'be None' if is_latent else 'be given'} for k_pages "
+                           f"{list(kv.shape)}: latent attention (Hkv = 1, d = 576) reads V from K")
     packed = cu_seqlens_q is not None
     qv = call.heads_view("q", q, packed)
     batch, heads, rows, d = call.sizes(qv, packed)
@@ -226,17 +255,11 @@ def _paged(operation, q, k_pages, v_pages, page_table, lengths, causal, window, 
         call.array("sinks", sinks, "fp32", (heads,))
     call.fields["dtype"] = DTYPES[call.element_type(qv, kv)]
     if packed:
-        n = call.fields["batch"]
-        found = call.array("cu_seqlens_q", cu_seqlens_q, "int32", (n + 1,))
         call.fields.update(packed=1, total_q=rows)
-        if found.device == "cpu":
-            begins = arrays.to_numpy(cu_seqlens_q).astype("int64")
-            call.host_list("lengths_q", begins[1:] - begins[:-1])
-            max_seqlen_q = int((begins[1:] - begins[:-1]).max())
-        elif max_seqlen_q is None:
-            raise InvalidValue("max_seqlen_q: must be given, since cu_seqlens_q is on a GPU")
-        call.fields["seqlen_q"] = max(1, int(max_seqlen_q))
-    _lengths(call, lengths, host_lengths)
+        _begins(call, "q", cu_seqlens_q, rows, max_seqlen_q)
+    known = _lengths(call, lengths, host_lengths)
+    if kv.device == "cpu":
+        _check_table(call, page_table, known)
     latent = v_pages is None
     shape = (*qv.shape[:-1], 512) if latent else qv.shape
     o = call.output("o", qv, shape, qv.dtype, packed=packed)
@@ -253,7 +276,7 @@ def paged_decode(q, k_pages, v_pages, page_table, lengths, *, causal=False, wind
     k_pages, v_pages [num_pages, page_size, Hkv, d]; page_table int32 [B, pages per sequence];
     lengths int32 [B]. With v_pages=None, Hkv = 1 and d = 576 it is latent attention (MLA): V is the
     first 512 columns of K, and o has 512 columns. `sinks`, float32 [Hq]: exp(sink) is added to the
-    denominator of softmax.
+    denominator of softmax, and so to lse.
     """
     return _paged("paged_decode", q, k_pages, v_pages, page_table, lengths, causal, window, scale,
                   softcap, sinks, host_lengths, None, None, layout, step, return_lse, stream)
@@ -295,5 +318,7 @@ def paged_append(k_new, v_new, k_pages, v_pages, page_table, lengths, *, host_le
         t.data, t.stride_batch, t.stride_head, t.stride_row = (found.pointer, *steps)
     call.fields.update(heads=kv.shape[2], seqlen_q=count)
     call.fields["dtype"] = DTYPES[call.element_type(kv, *new)]
-    _lengths(call, lengths, host_lengths)
+    known = _lengths(call, lengths, host_lengths)
+    if kv.device == "cpu":
+        _check_table(call, page_table, known)
     call.run(kv)

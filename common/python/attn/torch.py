@@ -6,7 +6,7 @@ running (torch.compile), and never return an input. They need PyTorch 1.13; torc
 """
 import torch
 
-from . import judge, operations
+from . import judge, library as lib, operations
 
 _SIZES = ("float scale, float softcap, bool causal, int window_left, int window_right, str layout, "
           "str step")
@@ -132,6 +132,7 @@ class _Attention(torch.autograd.Function):
         return o, lse
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx, dout, _):
         q, k, v, o, lse, alibi, cu_q, cu_k = ctx.saved_tensors
         gradients = torch.ops.attn.backward(q, k, v, o, lse, dout.contiguous(), alibi, cu_q, cu_k,
@@ -144,14 +145,15 @@ def attention(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, al
               max_seqlen_k=None, layout="bhnd", step=None, backward_step=None, return_lse=False):
     """attn.forward with gradients of q, k and v; `backward_step` names the backward pass's step.
 
-    lse has no gradient, and neither has alibi. Without `seed`, dropout draws one from PyTorch's CPU
-    generator (torch.manual_seed).
+    lse has no gradient. With alibi there are none at all, and no second derivatives. Without
+    `seed`, dropout draws one from PyTorch's CPU generator (torch.manual_seed).
     """
-    left, right = (-1, -1) if window is None else window
+    if alibi is not None and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        raise lib.Unsupported("alibi: no step has gradients with it")
     if seed is None:
         seed = int(torch.randint(2 ** 62, ())) if dropout else 0
-    options = (max_seqlen_q or 0, max_seqlen_k or 0, float(dropout), seed, float(scale or 0),
-               float(softcap or 0), bool(causal), int(left), int(right), layout, step or "")
+    options = (max_seqlen_q or 0, max_seqlen_k or 0, float(dropout), seed, lib.scale_of(scale),
+               float(softcap or 0), bool(causal), *lib.window_of(window), layout, step or "")
     o, lse = _Attention.apply(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options,
                               backward_step or "")
     return (o, lse) if return_lse else o
@@ -165,6 +167,7 @@ class _Reference(torch.autograd.Function):
         return torch.from_numpy(judge.reference(q, k, v, **masks)).to(q)
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx, dout):
         q, k, v = ctx.saved_tensors
         found = judge.reference(q, k, v, dout, **ctx.masks)

@@ -1,6 +1,8 @@
 """DLPack in both directions, with stand-ins for frameworks: who frees, when, and which stream."""
 import ctypes as c
 import gc
+import subprocess
+import sys
 import unittest
 
 import attn
@@ -13,9 +15,10 @@ class Producer:
     """A framework's tensor: counts its deleter's calls and records what it was asked."""
 
     def __init__(self, array, device=(1, 0), versioned=True, flags=0, version=(1, 0),
-                 code_bits=(2, 32)):
+                 code_bits=(2, 32), offset=0):
         self.array, self.device, self.versioned = array, device, versioned
         self.flags, self.version, self.code_bits = flags, version, code_bits
+        self.offset = offset  # bytes before the array that its data pointer points to
         self.deleted, self.asked, self._kept = 0, [], []
 
     def __dlpack_device__(self):
@@ -26,8 +29,12 @@ class Producer:
             raise TypeError("an old producer")
         self.asked.append(keywords)
         shape = (c.c_int64 * self.array.ndim)(*self.array.shape)
-        tensor = dlpack._Tensor(self.array.ctypes.data, *self.device, self.array.ndim,
-                                *self.code_bits, 1, shape, None, 0)
+        strides = None
+        if not self.array.flags.c_contiguous:
+            strides = (c.c_int64 * self.array.ndim)(
+                *(stride // self.array.itemsize for stride in self.array.strides))
+        tensor = dlpack._Tensor(self.array.ctypes.data - self.offset, *self.device,
+                                self.array.ndim, *self.code_bits, 1, shape, strides, self.offset)
 
         def deleted(_):
             self.deleted += 1
@@ -37,7 +44,7 @@ class Producer:
         else:
             deleter = dlpack._DELETER(deleted)
             managed = dlpack._Managed(tensor, None, deleter)
-        self._kept += [managed, shape, deleter]
+        self._kept += [managed, shape, strides, deleter]
         name = dlpack.VERSIONED if self.versioned else dlpack.LEGACY
         return dlpack._api.PyCapsule_New(c.addressof(managed), name, dlpack._DESTRUCTOR())
 
@@ -59,6 +66,35 @@ class Dlpack(unittest.TestCase):
             self.assertLess(np.abs(arrays.to_numpy(o) - expected).max(), 1e-5)
             self.assertLess(np.abs(np.from_dlpack(o) - expected).max(), 1e-5)
             self.assertEqual(lse.shape, (1, 2, 33))
+
+    def test_offsets_and_strides(self):
+        data = normal(0, 3, 33, 2, 64)
+        expected = attn.reference(*(x[None].swapaxes(1, 2) for x in data))
+        tensors = [Producer(x[None].swapaxes(1, 2), offset=64) for x in data]
+        self.assertLess(np.abs(np.asarray(attn.forward(*tensors)) - expected).max(), 1e-5)
+
+    def test_lengths_of_another_framework(self):
+        q, k = normal(0, 1, 2, 1, 64), normal(1, 1, 2, 40, 64)
+        half = [attn.bf16(x) for x in (q, k, k)]
+        lengths = Producer(np.array([7], np.int32), code_bits=(0, 32))
+        expected = attn.reference(*half, lengths=[7])
+        self.assertLess(np.abs(np.asarray(attn.decode(*half, lengths)) - expected).max(), 2e-2)
+
+    def test_arrays_may_outlive_python(self):
+        script = """if True:
+            import functools, numpy as np, attn
+            class D:
+                def __init__(s, x): s.x = x
+                def __dlpack__(s, **k): return s.x.__dlpack__()
+                def __dlpack_device__(s): return s.x.__dlpack_device__()
+            @functools.lru_cache
+            def f(n):
+                a = D(np.ones((1, 1, n, 32), 'f4'))
+                return np.from_dlpack(attn.forward(a, a, a))
+            f(8)
+            np.keep = f
+        """
+        self.assertEqual(subprocess.run([sys.executable, "-c", script]).returncode, 0)
 
     def test_the_deleter_is_called_once_on_errors(self):
         for changes in ({"version": (2, 0)}, {"code_bits": (5, 64)}, {"device": (7, 0)}):

@@ -1,4 +1,5 @@
 """attn on NumPy arrays: results against the reference, and what is refused, in one line each."""
+import concurrent.futures
 import unittest
 
 import attn
@@ -93,6 +94,10 @@ class Numpy(unittest.TestCase):
         q = normal(0, 1, 2, 33, 64)
         expected = attn.reference(q, q, q)
         memory = np.zeros(q.nbytes + 64, np.uint8)
+        slopes = np.zeros(3, np.float32)[1:]
+        slopes[:] = 0.5, 0.25
+        self.close(attn.forward(*[attn.bf16(q)] * 3, alibi=slopes),
+                   attn.reference(*[attn.bf16(q)] * 3, alibi=slopes), 2e-2)
         for offset in (4, 8, 20):
             moved = memory[offset:offset + q.nbytes].view(np.float32).reshape(q.shape)
             moved[:] = q
@@ -133,11 +138,13 @@ class Numpy(unittest.TestCase):
         self.assertEqual(len([attn.describe(s) for s in attn.steps()]), len(attn.steps()))
 
     def test_backward(self):
-        q, k, v, dout = (attn.bf16(normal(n, 1, 2, 70, 64)) for n in range(4))
-        o, lse = attn.forward(q, k, v, causal=True, return_lse=True)
-        got = attn.backward(q, k, v, o, lse, dout, causal=True)
-        for x, expected in zip(got, attn.reference(q, k, v, dout, causal=True)):
-            self.close(x, expected, 6e-2)
+        q, dout = (attn.bf16(normal(n, 2, 4, 70, 64)) for n in range(2))
+        k, v = (attn.bf16(normal(n, 2, 2, 90, 64)) for n in (2, 3))
+        for options in ({"causal": True}, {"window": (20, 3)}, {"scale": 0.3}, {"softcap": 2.0}):
+            o, lse = attn.forward(q, k, v, return_lse=True, **options)
+            got = attn.backward(q, k, v, o, lse, dout, **options)
+            for x, expected in zip(got, attn.reference(q, k, v, dout, **options)):
+                self.close(x, expected, 0.12)
 
     def test_decode_and_quantised_cache(self):
         q, k, v = normal(0, 3, 4, 1, 64), normal(1, 3, 2, 200, 64), normal(2, 3, 2, 200, 64)
@@ -150,11 +157,18 @@ class Numpy(unittest.TestCase):
             inputs[1] = attn.bf16(k[::-1])
             expected = attn.reference(*inputs, lengths=lengths)
 
+        inputs[1] = attn.bf16(k)
+        for options in ({"causal": True}, {"window": (20, 0)}, {"scale": 0.5}, {"softcap": 3.0},
+                        {"alibi": np.array([0.5, 0.25, 1, 0], np.float32)}):
+            self.close(attn.decode(*inputs, lengths, **options),
+                       attn.reference(*inputs, lengths=lengths, **options), 2e-2)
+
     def test_quantised_forward(self):
         q, k, v = (attn.bf16(normal(n, 1, 2, 128, 64)) for n in range(3))
-        expected = attn.reference(q, k, v)
         for dtype in ("int8", "e4m3"):
-            self.close(attn.quantised_forward(q, k, v, dtype), expected, 0.1)
+            for options in ({}, {"causal": True}, {"window": (9, 2)}, {"scale": 0.3}):
+                self.close(attn.quantised_forward(q, k, v, dtype, **options),
+                           attn.reference(q, k, v, **options), 0.2)
 
     def test_pages(self):
         rng = np.random.default_rng(3)
@@ -176,6 +190,9 @@ class Numpy(unittest.TestCase):
                    attn.reference(q, *whole, lengths=fewer), 2e-2)
         o, lse = attn.paged_decode(q, *pools, table, lengths, return_lse=True)
         self.close(o, attn.reference(q, *whole, lengths=lengths), 2e-2)
+        for options in ({"window": (20, 0)}, {"scale": 0.5}, {"softcap": 3.0}):
+            self.close(attn.paged_decode(q, *pools, table, lengths, **options),
+                       attn.reference(q, *whole, lengths=lengths, **options), 2e-2)
         sinks = np.array([1, -np.inf, 2, 3], np.float32)
         sunk = attn.paged_decode(q, *pools, table, lengths, sinks=sinks)
         weight = 1 / (1 + np.exp(sinks[:, None] - lse))[..., None]  # of the keys, against the sink
@@ -184,8 +201,36 @@ class Numpy(unittest.TestCase):
         o = attn.paged_prefill(q, *pools, table, lengths)
         for b in range(2):
             one = [x[b:b + 1, :, :lengths[b]] for x in whole]
-            self.close(np.asarray(o)[b:b + 1],
-                       attn.reference(np.asarray(q)[b:b + 1], *one, causal=True), 2e-2)
+            expected = attn.reference(np.asarray(q)[b:b + 1], *one, causal=True)
+            self.close(np.asarray(o)[b:b + 1], expected, 2e-2)
+            flat = attn.bf16(np.asarray(q)[b].swapaxes(0, 1))
+            packed = attn.paged_prefill(flat, *pools, table[b:b + 1], lengths[b:b + 1],
+                                        cu_seqlens_q=[0, 3])
+            self.close(np.asarray(packed).swapaxes(0, 1)[None], expected, 2e-2)
+
+    def test_plans_are_bounded_and_freed(self):
+        freed = []
+        destroy = attn.library.library().attn_plan_destroy
+        q = normal(0, 1, 1, 1, 4)
+        attn.library.library().attn_plan_destroy = lambda plan: (freed.append(1), destroy(plan))
+        try:
+            for n in range(2 * attn.calls._MOST_PLANS):
+                attn.forward(q, q, q, scale=1 + n / 1000, step="01_naive/v1_global")
+        finally:
+            attn.library.library().attn_plan_destroy = destroy
+        self.assertGreater(len(freed), attn.calls._MOST_PLANS // 2)
+        self.assertLessEqual(len(attn.calls._plans), attn.calls._MOST_PLANS)
+
+    def test_threads(self):
+        def work(seed):
+            q, k, v = (attn.bf16(normal(seed + n, 1, 2, 40, 64)) for n in range(3))
+            lengths = [40]
+            for _ in range(4):  # a cache that is quantised at each call: prepare and run belong
+                got = attn.decode(attn.bf16(np.asarray(q)[:, :, :1]), k, v, lengths, dtype="int8")
+                self.close(got, attn.reference(np.asarray(q)[:, :, :1], k, v), 5e-2)
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            for result in [pool.submit(work, 10 * n) for n in range(8)]:
+                result.result()
 
     def test_a_plan_is_for_its_lengths(self):
         fields = {"backend": attn.library.EMULATED, "batch": 2, "heads": 2, "kv_heads": 2,
@@ -199,7 +244,7 @@ class Numpy(unittest.TestCase):
         self.assertTrue(attn.check(naive))
         wrong = attn.check(lambda q, k, v, causal=False: naive(q, k, v))
         self.assertFalse(wrong)
-        self.assertIn("only rows of which a key is masked", str(wrong))
+        self.assertIn("only partially masked rows", str(wrong))
         scaled = attn.check(lambda q, k, v, causal=False: naive(q, k, v, causal, 1.0),
                             inputs=("random",))
         self.assertFalse(scaled)
@@ -214,14 +259,35 @@ class Numpy(unittest.TestCase):
         self.refused("it must take causal=True", attn.check, lambda q, k, v: naive(q, k, v))
         self.refused("operation prefill: must be forward, backward", attn.check, naive, "prefill")
 
+    def test_check_finds(self):
+        def found(f, operation="forward", **options):
+            self.assertFalse(attn.check(f, operation, inputs=("random",), **options))
+        found(lambda q, k, v, causal=False: naive(q, np.concatenate(
+            [k] * (q.shape[1] // k.shape[1]), 1), np.concatenate(
+                [v] * (q.shape[1] // v.shape[1]), 1), causal))  # the wrong K/V head
+        found(lambda q, k, v, causal=False: naive(q, k[:1].repeat(len(q), 0), v, causal))
+        found(lambda q, k, v, causal=False: naive(q, k, v, causal, 0.125))
+        found(lambda q, k, v, causal=False: () if causal else naive(q, k, v))
+        found(lambda q, k, v, causal=False: naive(q, k, v, causal).reshape(-1))
+        found(lambda q, k, v, causal=False: naive(q, k, v, causal) + 0j)
+        found(lambda q, k, v, causal=False: (naive(q, k, v, causal), np.zeros(q.shape[:3])))
+        found(lambda q, k, v, o, lse, do, causal=False:
+              attn.reference(q, k, v, do, causal=causal)[:1], "backward")
+        found(lambda q, k, v, lengths, causal=False: attn.reference(q, k, v, causal=causal),
+              "decode", dtype="bf16")
+        only_peaked = attn.check(lambda q, k, v, causal=False: naive(
+            q, k, v, causal) * (1 + (np.abs(q).max() > 100)), inputs=("random", "peaked"))
+        self.assertTrue(only_peaked.failures)
+
     def test_check_of_library_functions(self):
         for dtype in ("fp16", "bf16"):
             self.assertTrue(attn.check(attn.forward, dtype=dtype, inputs=("random", "needle")))
-        self.assertTrue(attn.check(attn.backward, "backward", dtype="bf16", inputs=("random",)))
-        self.assertTrue(attn.check(attn.decode, "decode", [{}, {"seqlen_k": 90}], dtype="bf16",
-                                   inputs=("random", "needle")))
-        self.assertTrue(attn.check(attn.paged_decode, "paged_decode", [{}], dtype="bf16",
-                                   inputs=("random",)))
+        self.assertTrue(attn.check(lambda *x, causal=False: attn.forward(
+            *x, causal=causal, return_lse=True), dtype="bf16"))
+        for operation in ("backward", "decode", "paged_decode"):
+            report = attn.check(getattr(attn, operation), operation, dtype="bf16",
+                                inputs=("random", "needle"))
+            self.assertTrue(report, report)
 
     def test_defaults_of_which_suit_the_operation(self):
         for operation in attn.library.OPERATIONS:
@@ -259,7 +325,36 @@ class Numpy(unittest.TestCase):
         self.refused("this step takes fp16 and bf16", attn.forward, q, q, q,
                      step="06_flash_v3_hopper/v14_tuned", error=attn.Unsupported)
         self.refused("layout hbnd: must be bhnd or bnhd", attn.forward, q, q, q, layout="hbnd")
-        self.refused("scale 0", attn.forward, q, q, q, scale=0)
+        for f in (attn.forward, attn.reference):
+            self.refused("scale: 0: must not be 0", f, q, q, q, scale=0)
+            self.refused("window: 3: must be (left, right)", f, q, q, q, window=3)
+            self.refused("window: 1.5: must be an integer", f, q, q, q, window=(1.5, 0))
+            self.refused("seed: -1: must be from 0", f, q, q, q, dropout=0.5, seed=-1)
+        self.refused("window: 18446744073709551619", attn.forward, q, q, q, window=(2 ** 64 + 3, 0))
+        self.refused("scale: 'a': must be a number", attn.forward, q, q, q, scale="a")
+        self.refused("step: 7: must be a name", attn.forward, q, q, q, step=7)
+        self.refused("stream: 'x': must be an integer", attn.forward, q, q, q, stream="x")
+        self.refused("batch: '3': must be an integer", attn.which, batch="3")
+        self.refused("shape [0, 2, 16, 64]: no dimension may be 0", attn.forward, q[:0], q[:0],
+                     q[:0])
+        self.refused("cu_seqlens_k: both must be given", attn.forward, b[0], b[0], b[0],
+                     cu_seqlens_k=np.array([0, 2], np.int32))
+        for begins in ([0, 900], [5, 2], [-5, 2], [0, 1], []):
+            self.refused("cu_seqlens_q:", attn.forward, b[0], b[0], b[0],
+                         cu_seqlens_q=np.array(begins, np.int32), cu_seqlens_k=[0, 2])
+            self.refused("cu_seqlens_q:", attn.paged_prefill, b[0],
+                         *[attn.bf16(normal(0, 4, 16, 2, 64))] * 2, np.array([[0, 1]], np.int32),
+                         [20], cu_seqlens_q=np.array(begins, np.int32))
+        self.refused("lengths: must be [1] integers", attn.reference, q, q, q, lengths=[5, 5])
+        self.refused("lengths: must be [1] integers", attn.reference, q, q, q, lengths=[3.7])
+        self.refused("host_lengths: differ from lengths", attn.decode, b[:, :, :1], b, b, [16],
+                     host_lengths=[3])
+        latent = attn.bf16(normal(0, 4, 16, 1, 576))
+        self.refused("v_pages: must be None for k_pages [4, 16, 1, 576]", attn.paged_decode,
+                     attn.bf16(normal(0, 1, 1, 1, 576)), latent, latent,
+                     np.array([[0, 1]], np.int32), [20])
+        self.refused("v_pages: must be given", attn.paged_decode, b[:, :, :1],
+                     attn.bf16(normal(0, 4, 16, 2, 64)), None, np.array([[0, 1]], np.int32), [20])
         self.refused("cu_seqlens_q: must ascend", attn.forward, b[0], b[0], b[0],
                      cu_seqlens_q=np.array([0, 9], np.int32),
                      cu_seqlens_k=np.array([0, 9], np.int32))

@@ -97,6 +97,34 @@ class Torch(unittest.TestCase):
         for x, want in zip((q, k, v), attn.reference(q, k, v, dout, dropout=0.25, seed=9)):
             self.assertLess(error(x.grad, want), 6e-2)
 
+    def test_options_reach_both_passes(self):
+        q = normal(0, 1, 4, 40, 64, device=self.device).requires_grad_()
+        k, v = (normal(n, 1, 2, 60, 64, device=self.device).requires_grad_() for n in (1, 2))
+        dout = normal(3, 1, 4, 40, 64, device=self.device)
+        for options in ({"window": (9, 2)}, {"softcap": 2.0}, {"scale": 0.3}):
+            for x in (q, k, v):
+                x.grad = None
+            out = attn.torch.attention(q, k, v, **options)
+            self.assertLess(error(out, attn.reference(q, k, v, **options)), 3e-2)
+            out.backward(dout)
+            for x, want in zip((q, k, v), attn.reference(q, k, v, dout, **options)):
+                self.assertLess(error(x.grad, want), 0.12)
+        with self.assertRaisesRegex(attn.InvalidValue, "step 04_flash_v2/none: no such step"):
+            attn.torch.attention(q, k, v, backward_step="04_flash_v2/none").sum().backward()
+
+    def test_alibi_and_second_derivatives(self):
+        q, k, v = (normal(n, 1, 2, 40, 64, device=self.device) for n in range(3))
+        slopes = torch.tensor([0.5, 0.25], device=self.device)
+        self.assertLess(error(attn.torch.attention(q, k, v, alibi=slopes),
+                              attn.reference(q, k, v, alibi=slopes)), 3e-2)
+        q.requires_grad_()
+        with self.assertRaisesRegex(attn.Unsupported, "alibi: no step has gradients"):
+            attn.torch.attention(q, k, v, alibi=slopes)
+        for f in (attn.torch.attention, attn.torch.reference):
+            g, = torch.autograd.grad(f(q, k, v).pow(2).sum(), q, create_graph=True)
+            with self.assertRaisesRegex(RuntimeError, "once_differentiable"):
+                g.sum().backward()
+
     def test_gradcheck_of_the_reference(self):
         q, k, v = (normal(n, 1, 2, 5, 8, dtype=torch.float64).requires_grad_() for n in range(3))
         for options in ({}, {"causal": True}, {"softcap": 2.0}, {"window": (1, 1)},
@@ -121,8 +149,15 @@ class Torch(unittest.TestCase):
         self.assertEqual(len(repeated), count)  # a tensor that is not aligned is checked each time
         with self.assertRaisesRegex(attn.InvalidValue, "q: requires a gradient"):
             attn.forward(q.clone().requires_grad_(), k, v)
-        self.assertLess(error(attn.forward(q, k, v, causal=True),
-                              attn.reference(q, k, v, causal=True)), 1e-5)
+        for options in ({"causal": True}, {"scale": 0.3}, {"window": (5, 5)}):
+            for _ in range(2):
+                self.assertLess(error(attn.forward(q, k, v, **options),
+                                      attn.reference(q, k, v, **options)), 1e-5)
+        self.assertEqual(attn.forward(q, k, v, layout="bnhd").shape, q.shape)
+        with self.assertRaisesRegex(attn.InvalidValue, "no such step"):
+            attn.forward(q, k, v, step="none")
+        with self.assertRaisesRegex(attn.InvalidValue, "cu_seqlens_q, cu_seqlens_k: both"):
+            attn.forward(q, k, v, cu_seqlens_k=torch.tensor([0, 33], dtype=torch.int32))
 
     def test_strides_of_views(self):
         x = normal(0, 2, 50, 3, 2, 64, device=self.device)  # [B, N, 3, H, d]
@@ -212,7 +247,8 @@ class Torch(unittest.TestCase):
     def test_flash_attn(self):
         fa = attn.flash_attn
         q, k, v = (normal(n, 2, 40, 2, 64, device=self.device).requires_grad_() for n in range(3))
-        expected = attn.reference(*(x.transpose(1, 2) for x in (q, k, v)), causal=True)
+        turned = [x.detach().transpose(1, 2) for x in (q, k, v)]
+        expected = attn.reference(*turned, causal=True)
         out, lse, matrix = fa.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
         self.assertLess(error(out.transpose(1, 2), expected), 2e-2)
         self.assertEqual((lse.shape, matrix), ((2, 2, 40), None))
@@ -221,12 +257,29 @@ class Torch(unittest.TestCase):
                               out), 1e-6)
         self.assertLess(error(fa.flash_attn_kvpacked_func(q, torch.stack([k, v], 2), causal=True),
                               out), 1e-6)
+        for options, same in (({"window_size": (9, 3)}, {"window": (9, 3)}),
+                              ({"softmax_scale": 0.3}, {"scale": 0.3}), ({"softcap": 3.0},) * 2):
+            self.assertLess(error(fa.flash_attn_func(q, k, v, **options).transpose(1, 2),
+                                  attn.reference(*turned, **same)), 2e-2)
+        slopes = torch.tensor([0.5, 0.25], device=self.device)
+        with torch.no_grad():
+            self.assertLess(error(
+                fa.flash_attn_func(q, k, v, alibi_slopes=slopes).transpose(1, 2),
+                attn.reference(*turned, alibi=slopes)), 2e-2)
+        steps = []
+        for deterministic in (True, False):
+            out_d = fa.flash_attn_func(q, k, v, deterministic=deterministic)
+            steps.append(out_d.grad_fn.options[-1])
+        self.assertEqual(steps, ["04_flash_v2/b8_deterministic", ""])
         begins = torch.tensor([0, 40, 80], dtype=torch.int32, device=self.device)
         flat = [x.detach().flatten(0, 1) for x in (q, k, v)]
         packed = fa.flash_attn_varlen_func(*flat, begins, begins, 40, 40, causal=True)
         self.assertLess(error(packed.view_as(out), out), 2e-2)
         one = fa.flash_attn_varlen_qkvpacked_func(torch.stack(flat, 1), begins, 40, causal=True)
         self.assertLess(error(one, packed), 1e-6)
+        two = fa.flash_attn_varlen_kvpacked_func(flat[0], torch.stack(flat[1:], 1), begins, begins,
+                                                 40, 40, causal=True)
+        self.assertLess(error(two, packed), 1e-6)
         torch.manual_seed(5)
         first = fa.flash_attn_func(q, k, v, dropout_p=0.5)
         second = fa.flash_attn_func(q, k, v, dropout_p=0.5)
@@ -263,6 +316,22 @@ class Torch(unittest.TestCase):
                                                **{table: pages})
             self.assertLess(error(paged, out), 2e-2)
             self.assertTrue(torch.equal(pools[0][1, 14], k[0, 0]))
+            for options, same in (({"causal": True},) * 2, ({"softcap": 3.0},) * 2,
+                                  ({"window_size": (5, 0)}, {"window": (5, 0)}),
+                                  ({"softmax_scale": 0.3}, {"scale": 0.3})):
+                turned = [x.transpose(1, 2) for x in (q, kc, vc)]
+                want = attn.reference(*turned, lengths=filled.cpu(), **same)
+                self.assertLess(error(fa.flash_attn_with_kvcache(
+                    q, kc, vc, cache_seqlens=filled, **options).transpose(1, 2), want), 2e-2)
+            before = kc.clone()
+            for wrong in ({"q": q.float()}, {"cache_seqlens": 64}, {"cache_seqlens": -1},
+                          {"k": k[..., :32]}):
+                given = {"q": q, "k_cache": kc, "v_cache": vc, "k": k, "v": v,
+                         "cache_seqlens": filled, **wrong}
+                if self.device == "cpu" or "cache_seqlens" not in wrong:
+                    with self.assertRaises(attn.InvalidValue):
+                        fa.flash_attn_with_kvcache(**given)
+            self.assertTrue(torch.equal(kc, before))
 
     @unittest.skipUnless(COMPILES, "needs PyTorch 2.4: opcheck and torch.compile")
     def test_compile(self):
