@@ -319,14 +319,15 @@ class Torch(unittest.TestCase):
             for options, same in (({"causal": True},) * 2, ({"softcap": 3.0},) * 2,
                                   ({"window_size": (5, 0)}, {"window": (5, 0)}),
                                   ({"softmax_scale": 0.3}, {"scale": 0.3})):
-                turned = [x.transpose(1, 2) for x in (q, kc, vc)]
+                rows = normal(5, 2, 3, 2, 64, device=self.device)
+                turned = [x.transpose(1, 2) for x in (rows, kc, vc)]
                 want = attn.reference(*turned, lengths=filled.cpu(), **same)
                 self.assertLess(error(fa.flash_attn_with_kvcache(
-                    q, kc, vc, cache_seqlens=filled, **options).transpose(1, 2), want), 2e-2)
+                    rows, kc, vc, cache_seqlens=filled, **options).transpose(1, 2), want), 2e-2)
             before = kc.clone()
             for wrong in ({"q": q.float()}, {"cache_seqlens": 64}, {"cache_seqlens": -1},
                           {"k": k[..., :32]}):
-                given = {"q": q, "k_cache": kc, "v_cache": vc, "k": k, "v": v,
+                given = {"q": q, "k_cache": kc, "v_cache": vc, "k": 2 * k, "v": v,
                          "cache_seqlens": filled, **wrong}
                 if self.device == "cpu" or "cache_seqlens" not in wrong:
                     with self.assertRaises(attn.InvalidValue):
