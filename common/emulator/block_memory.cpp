@@ -226,7 +226,7 @@ void Block::copy_async(const char* what, Place place, void* to, const void* from
     Races::Access reads = async(copies.who, copies.open_group(), Kind::read, what, place);
     if (grid_.races && bytes > 0) async_access(reads, from, bytes);
   }
-  if (timeline) timeline->copy_async(slot_, running_, bytes);
+  if (timeline) timeline->copy_async(slot_, running_, bytes, place);
   const Internal internal(internal_);
   copies.add(copies.early(), std::move(work));
 }
@@ -390,7 +390,7 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
   note_held(mine);
   if (lane() == 0) check_same_product(place);
   // N columns of D are N / 2 floats of a thread.
-  if (timeline) timeline->product(slot_, running_, d.bytes / sizeof(float) * 2);
+  if (timeline) timeline->product(slot_, running_, d.bytes / sizeof(float) * 2, place);
   ++mine.issued;
   if (lane() == 0) {  // one instruction of all four warps: each has to know what was written
     std::optional<Races::Access> reads;

@@ -85,6 +85,9 @@ class Timeline {
   std::size_t polling = 0;
   void sees(std::size_t slot, std::size_t t);
 
+  /// The instruction at which the thread has arrived: what is recorded next is its.
+  void arrived_at(std::size_t slot, std::size_t t, Place place) { lane(slot, t).place = place; }
+
   // ---- ordinary code ----------------------------------------------------------------------------
   /// Accounts for what the running thread has done since the last call; or drops it, since it was
   /// the emulation of an instruction.
@@ -111,14 +114,14 @@ class Timeline {
   /// A copy to shared memory of the block in `owner`, which `barrier` counts.
   void copy(const void* barrier, std::size_t slot, std::size_t t, std::size_t owner,
             std::size_t bytes, const std::string& name);
-  void copy_async(std::size_t slot, std::size_t t, std::size_t bytes);
+  void copy_async(std::size_t slot, std::size_t t, std::size_t bytes, Place place);
   void copy_commit(std::size_t slot, std::size_t t);
   void copy_wait(std::size_t slot, std::size_t t, std::size_t pending);
   void store(std::size_t slot, std::size_t t, std::size_t bytes);
   void store_commit(std::size_t slot, std::size_t t);
   void store_wait(std::size_t slot, std::size_t t, std::size_t pending, bool written);
   /// A product of this thread's warp with `columns` columns.
-  void product(std::size_t slot, std::size_t t, std::size_t columns);
+  void product(std::size_t slot, std::size_t t, std::size_t columns, Place place);
   void product_commit(std::size_t slot, std::size_t t);
   void product_wait(std::size_t slot, std::size_t t, std::size_t pending);
 
@@ -143,14 +146,17 @@ class Timeline {
   struct Lane {
     Cycles clock = 0, wait_begin = 0;
     Cycles ordinary = 0, special = 0;
+    Place place;  // of its instruction, if that is known
     std::size_t read = 0, written = 0;
     std::size_t batch = 0;  // the next of its warp's
     std::shared_ptr<Batch> running;
     std::size_t copied = 0;  // bytes of cp.async since the last commit
     Cycles copies_began = 0;
+    Place copies_place;  // of the first
     std::size_t copy_groups = 0, product_groups = 0;  // committed
     Cycles products = 0;                              // since the last commit
     Cycles products_began = 0;
+    Details products_details;
     Group open_stores;
     std::vector<Group> stores;
     std::vector<std::pair<const char*, Cycles>> marks;

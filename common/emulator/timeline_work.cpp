@@ -38,7 +38,7 @@ void Timeline::arrive(const void* barrier, std::size_t slot, std::size_t t,
     if (w.arrived_at != barrier || l.clock >= w.last_arrival) {  // one span for a warp's lanes
       w.arrived_at = barrier;
       w.last_arrival = l.clock + costs::kArrive;
-      trace_.span(block(slot).number, track, "arrive", name, l.clock, w.last_arrival);
+      trace_.span(block(slot).number, track, "arrive", name, l.clock, w.last_arrival, {l.place});
     }
     l.clock += costs::kArrive;
     l.wait_begin = l.clock;
@@ -85,7 +85,7 @@ void Timeline::record_wait(std::size_t slot, std::size_t t, const std::string& n
   if (l.clock < l.wait_begin + kLeastWait || l.wait_begin < w.last_wait) return;
   w.last_wait = l.clock;
   const std::size_t track = 1 + t / kWarpSize, number = block(slot).number;
-  trace_.span(number, track, "wait", name, l.wait_begin, l.clock);
+  trace_.span(number, track, "wait", name, l.wait_begin, l.clock, {l.place});
   if (source.known) trace_.flow(source, number, track, l.clock);
 }
 
@@ -137,9 +137,10 @@ void Timeline::copy(const void* barrier, std::size_t slot, std::size_t t, std::s
   Lane& l = lane(slot, t);
   const auto [begin, end] = transfer(slot, bytes, l.clock + costs::kIssue);
   const std::size_t number = block(slot).number;
-  trace_.busy(number, kTmaTrack, name, begin, end);
+  const Details details{l.place, bytes};
+  trace_.busy(number, kTmaTrack, name, begin, end, details);
   trace_.flight(block(owner).number, 1 + t / kWarpSize, "tma", "TMA " + name, l.clock,
-                end + costs::kTma);
+                end + costs::kTma, details);
   Sync& s = syncs_[barrier];
   // complete() adds the latency of a barrier, which is part of the copy's.
   if (const Cycles there = end + costs::kTma - costs::kBarrier; there >= s.last) {
@@ -149,9 +150,10 @@ void Timeline::copy(const void* barrier, std::size_t slot, std::size_t t, std::s
   l.clock += costs::kIssue;
 }
 
-void Timeline::copy_async(std::size_t slot, std::size_t t, std::size_t bytes) {
+void Timeline::copy_async(std::size_t slot, std::size_t t, std::size_t bytes,
+                          Place place) {
   Lane& l = lane(slot, t);
-  if (l.copied == 0) l.copies_began = l.clock;
+  if (l.copied == 0) l.copies_began = l.clock, l.copies_place = place;
   l.copied += bytes;
   l.clock += 1;
 }
@@ -165,9 +167,11 @@ void Timeline::copy_commit(std::size_t slot, std::size_t t) {
     const std::size_t number = block(slot).number;
     Source source;
     if (l.copied) {
-      trace_.busy(number, kLoadsTrack, "cp.async", begin, end);
+      const Details details{l.copies_place, l.copied * lanes_of(slot, t)};
+      trace_.busy(number, kLoadsTrack, "cp.async", begin, end, details);
       trace_.flight(number, 1 + t / kWarpSize, "cp.async",
-                    "cp.async of warp " + std::to_string(t / kWarpSize), l.copies_began, there);
+                    "cp.async of warp " + std::to_string(t / kWarpSize), l.copies_began, there,
+                    details);
       source = {number, kLoadsTrack, end - std::min<Cycles>(2, end - begin), true};
     }
     w.copies.push_back({there, there, source});
@@ -185,9 +189,10 @@ void Timeline::copy_wait(std::size_t slot, std::size_t t, std::size_t pending) {
 void Timeline::store(std::size_t slot, std::size_t t, std::size_t bytes) {
   Lane& l = lane(slot, t);
   const auto [begin, end] = transfer(slot, bytes, l.clock + costs::kIssue);
-  trace_.busy(block(slot).number, kTmaTrack, "store", begin, end);
+  const Details details{l.place, bytes};
+  trace_.busy(block(slot).number, kTmaTrack, "store", begin, end, details);
   trace_.flight(block(slot).number, 1 + t / kWarpSize, "tma", "TMA store", l.clock,
-                end + costs::kTma);
+                end + costs::kTma, details);
   l.open_stores.read = end;
   l.open_stores.end = end + costs::kTma;
   l.open_stores.source = {block(slot).number, kTmaTrack, end - std::min<Cycles>(2, end - begin),
@@ -207,9 +212,11 @@ void Timeline::store_wait(std::size_t slot, std::size_t t, std::size_t pending, 
   wait_for(slot, t, written ? group.end : group.read, "tma_store_wait", group.source);
 }
 
-void Timeline::product(std::size_t slot, std::size_t t, std::size_t columns) {
+void Timeline::product(std::size_t slot, std::size_t t, std::size_t columns,
+                       Place place) {
   Lane& l = lane(slot, t);
-  if (l.products == 0) l.products_began = l.clock;
+  if (l.products == 0) l.products_began = l.clock, l.products_details = {place, 0, 0, columns};
+  ++l.products_details.wgmma;
   l.products += columns / 2;
   l.clock += costs::kIssue;
 }
@@ -227,9 +234,9 @@ void Timeline::product_commit(std::size_t slot, std::size_t t) {
     free.fill(end);
     const std::size_t number = block(slot).number, warp = t / kWarpSize;
     if (l.products > 0) {
-      trace_.busy(number, kTensorTrack, warpgroup_name(warp), begin, end);
+      trace_.busy(number, kTensorTrack, warpgroup_name(warp), begin, end, l.products_details);
       trace_.flight(number, 1 + t / kWarpSize, "wgmma", "wgmma of " + warpgroup_name(warp),
-                    l.products_began, end + costs::kWgmmaLatency);
+                    l.products_began, end + costs::kWgmmaLatency, l.products_details);
     }
     groups.push_back({end, end + costs::kWgmmaLatency,
                       {number, kTensorTrack, end - std::min<Cycles>(2, l.products),
