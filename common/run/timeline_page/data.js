@@ -95,7 +95,7 @@ function readTimeline(file) {
     about: file.otherData || {}, events, blocks, lanes, names, groups, count, end: 1,
     begin: new Float64Array(count), until: new Float64Array(count), kind: new Uint8Array(count),
     name: new Uint32Array(count), group: new Uint32Array(count), lane: new Uint32Array(count),
-    row: new Uint32Array(count), event: new Uint32Array(count),
+    row: new Uint32Array(count), event: new Uint32Array(count), stage: new Uint8Array(count),
     rowStart: new Uint32Array(rows + 1), endedBy: new Int32Array(count).fill(-1),
     flowFrom: new Uint32Array(0), flowTo: new Uint32Array(0),
   };
@@ -118,6 +118,7 @@ function readTimeline(file) {
         t.lane[i] = lane.index;
         t.row[i] = lane.firstRow + row;
         t.event[i] = span.event;
+        t.stage[i] = stageOf(span.name) % 3;
         t.name[i] = idOf(nameIds, names, span.name, span.name);
         const g = idOf(groupIds, groups, span.kind + label,
                        {kind: span.kind, label, base, lanes: 0});

@@ -1,10 +1,12 @@
-// The picture: lanes of spans on a canvas. A row draws at most one rectangle per pixel, so that the
+// The picture: lanes of spans on a canvas. A row draws at most about one rectangle per pixel: the
 // time of a picture depends on its width and not on the number of spans.
 'use strict';
 
 const kRow = 17, kLanePad = 3, kHeader = 22, kAxis = 24;
 const kWarpgroupHues = [212, 28, 320, 95];
-const kHues = [150, 285, 50, 350, 180, 255, 75, 5, 120, 320];
+const kBarrierHues = [150, 285, 50, 350, 180, 255, 75, 5, 120, 320];
+const kMarkHues = [185, 265, 350, 120, 60, 300];
+const kLeastWidth = 1.5;  // pixels of a span
 const kMostArrows = 80;  // more would hide the spans
 
 // What a picture needs beside the data: window of time, what is open and selected.
@@ -22,7 +24,8 @@ function groupHues(t) {
   return t.groups.map(group => {
     const key = group.base.replace(/^(TMA|wgmma of|cp.async of) /, '');
     const hues = /^warp/.test(key) ? warpgroups : group.kind === kMark ? marks : barriers;
-    const list = hues === warpgroups ? kWarpgroupHues : kHues;
+    const list = hues === warpgroups ? kWarpgroupHues
+                                     : hues === marks ? kMarkHues : kBarrierHues;
     if (!hues.has(key)) hues.set(key, list[hues.size % list.length]);
     return hues.get(key);
   });
@@ -38,10 +41,9 @@ function readColours(view) {
 // Fill of a span; stages of a ring differ a little in lightness.
 function colourOf(t, view, i) {
   const {colours} = view, hue = view.groupHue[t.group[i]], kind = t.kind[i];
-  const stage = 6 * (stageOf(t.names[t.name[i]]) % 3);
   if (kind === kWait) return `hsl(${hue} 30% ${colours.wait})`;
   if (kind === kArrive) return `hsl(${hue} 60% ${colours.strong})`;
-  return `hsl(${hue} ${colours.colour} calc(${colours.fill} - ${stage}%))`;
+  return `hsl(${hue} ${colours.colour} calc(${colours.fill} - ${6 * t.stage[i]}%))`;
 }
 function barColour(view, hue) { return `hsl(${hue} 55% ${view.colours.bar})`; }
 
@@ -105,28 +107,26 @@ function drawHeader(t, view, context, item, y, colourCache) {
 function drawRow(t, view, context, row, y, height, colourCache) {
   const last = t.rowStart[row + 1], scale = (view.width - view.labels) / (view.to - view.from);
   const colour = i => {
-    const key = t.group[i] * 4 + stageOf(t.names[t.name[i]]) % 3;
+    const key = t.group[i] * 3 + t.stage[i];
     if (!colourCache.has(key)) colourCache.set(key, colourOf(t, view, i));
     return colourCache.get(key);
   };
-  const matches = i => !view.hits || view.hits.has(t.name[i]);
   for (let i = firstAfter(t, row, view.from); i < last && t.begin[i] < view.to;) {
     const x0 = Math.max(view.labels - 2, view.labels + (t.begin[i] - view.from) * scale);
     const x1 = Math.min(view.width + 2, view.labels + (t.until[i] - view.from) * scale);
-    context.globalAlpha = matches(i) ? 1 : 0.25;
+    if (view.hits) context.globalAlpha = view.hits.has(t.name[i]) ? 1 : 0.25;
     context.fillStyle = colour(i);
-    const wide = Math.max(x1 - x0, 1);
+    const wide = Math.max(x1 - x0, kLeastWidth);
     context.fillRect(x0, y, wide > 3 ? wide - 0.5 : wide, height);
     if (t.kind[i] === kWait) {
       context.fillStyle = barColour(view, view.groupHue[t.group[i]]);
       context.fillRect(x0, y + height - 3, wide > 3 ? wide - 0.5 : wide, 3);
     }
-    if (wide > 26 && t.kind[i] !== kArrive) drawName(t, view, context, i, x0, x1, y + height / 2);
-    if (x1 - x0 >= 1) {
-      ++i;
-    } else {  // all that ends within this pixel is drawn by it
-      i = Math.max(i + 1, firstAfter(t, row, view.from + (x0 + 1 - view.labels) / scale, i));
-    }
+    if (wide > 24 && t.kind[i] !== kArrive) drawName(t, view, context, i, x0, x1, y + height / 2);
+    ++i;
+    // All that ends within its width is drawn by a short span.
+    if (x1 - x0 < kLeastWidth && i < last && t.until[i] < t.until[i - 1] + kLeastWidth / scale)
+      i = firstAfter(t, row, view.from + (x0 + kLeastWidth - view.labels) / scale, i);
   }
   context.globalAlpha = 1;
   for (const i of [view.hovered, view.selected]) {
@@ -142,11 +142,14 @@ function drawRow(t, view, context, row, y, height, colourCache) {
 // As much of the name as there is room for.
 function drawName(t, view, context, i, x0, x1, y) {
   const left = Math.max(x0, view.labels) + 4, room = Math.min(x1, view.width) - left - 3;
+  const widthOf = some => {
+    if (!view.widths.has(some)) view.widths.set(some, context.measureText(some).width);
+    return view.widths.get(some);
+  };
   let text = t.names[t.name[i]];
-  if (!view.widths.has(text)) view.widths.set(text, context.measureText(text).width);
-  const full = view.widths.get(text);
-  if (full > room) {
-    const letters = Math.floor(text.length * room / full) - 1;
+  if (widthOf(text) > room) text = text.replace('of warpgroup', 'WG').replace('warpgroup', 'WG');
+  if (widthOf(text) > room) {
+    const letters = Math.floor(text.length * (room - widthOf('…')) / widthOf(text));
     if (letters < 2) return;
     text = text.slice(0, letters) + '…';
   }

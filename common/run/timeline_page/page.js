@@ -323,9 +323,8 @@ const timeline = (() => {
 
   // ---- start -----------------------------------------------------------------------------------
   const about = t.about;
-  document.title = $('title').textContent =
-    `${about.chapter || 'Timeline'} ${about.step || ''}: ${inMicroseconds(t.end, 100)} us`;
-  const what = about.what ? about.what[0].toUpperCase() + about.what.slice(1) : '';
+  document.title = $('title').textContent = [about.chapter, about.step].join(' ');
+  const what = `${inMicroseconds(t.end, 100)} us, ${about.what}`;
   $('about').textContent = [what, about.problem, about.left_out && 'Left out: ' + about.left_out]
     .filter(Boolean).join('. ');
   $('in').onclick = keys.w;

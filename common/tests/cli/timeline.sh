@@ -75,7 +75,10 @@ refusals() {
   refused 'not together with --schedule: ' --timeline "$t" --step v6 --schedule 3
   refused '--timeline-limit: needs --timeline FILE' --step v6 --timeline-limit 1
   refused '--timeline-limit' --timeline "$t" --step v6 --timeline-limit none
-  refused '--timeline .*: cannot be written' --timeline "$work" --step v6
+  refused '--timeline .*: must end with .html, .* or .json' --timeline "$work/t.txt" --step v6
+  refused '--timeline .*: must end with .html, .* or .json' --timeline "$work/json" --step v6
+  mkdir "$work/folder.json"
+  refused '--timeline .*: cannot be written' --timeline "$work/folder.json" --step v6
   refused '--timeline .*: cannot be written' --timeline "$work/nowhere/t.json" --step v6
   # A disk that is full: a file may not grow, and an older one stays.
   echo old >"$work/full.json"
