@@ -49,6 +49,8 @@ std::string members(const Details& d) {
   if (d.bytes > 0) text += ",\"bytes\":" + std::to_string(d.bytes);
   if (d.wgmma > 0)
     text += ",\"wgmma\":" + std::to_string(d.wgmma) + ",\"n\":" + std::to_string(d.columns);
+  if (!d.reads.empty()) text += ",\"reads\":" + quoted(d.reads);
+  if (!d.writes.empty()) text += ",\"writes\":" + quoted(d.writes);
   return text;
 }
 

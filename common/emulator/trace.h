@@ -30,6 +30,7 @@ struct Details {
   std::size_t bytes = 0;      ///< of copies
   std::size_t wgmma = 0;      ///< instructions of a group of MMAs
   std::size_t columns = 0;    ///< the n of their m64nNk16
+  std::string reads{}, writes{};  ///< tiles of shared memory: "sQ[0], sK[1]"
 };
 
 /// Tracks of a block: its warps from 1 on, then its share of the units.

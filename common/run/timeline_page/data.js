@@ -4,6 +4,7 @@
 
 const kKinds = ['wait', 'arrive', 'mark', 'unit', 'flight'];
 const kWait = 0, kArrive = 1, kMark = 2, kUnit = 3, kFlight = 4;
+const kTileWrite = 5, kTileRead = 6;  // of a tile of shared memory, by work in flight
 
 function nanoseconds(microseconds) { return Math.round(microseconds * 1000); }
 
@@ -22,13 +23,13 @@ function readLanes(events) {
       blocks.set(pid, {pid, name: 'block ' + pid, order: pid, lanes: new Map()});
     return blocks.get(pid);
   };
-  // Units first, then work in flight, then warps.
-  const laneOf = (pid, key) => {
+  // Units first, then work in flight, tiles of shared memory, warps.
+  const laneOf = (pid, key, tile = '') => {
     const lanes = blockOf(pid).lanes;
     if (!lanes.has(key)) {
-      const order = typeof key === 'string' ? 1 : key >= 1001 ? key - 2000 : 1 + key;
-      const name = typeof key === 'string' ? key + ' in flight' : 'track ' + key;
-      lanes.set(key, {key, name, order, block: blockOf(pid), spans: []});
+      const order = tile ? 1.5 : typeof key === 'string' ? 1 : key >= 1001 ? key - 2000 : 1 + key;
+      const name = tile ? 'smem ' + tile : key + ' in flight';
+      lanes.set(key, {key, name, tile, order, block: blockOf(pid), spans: []});
     }
     return lanes.get(key);
   };
@@ -43,6 +44,10 @@ function readLanes(events) {
       const span = open.get(e.id);
       span.end = nanoseconds(e.ts);
       laneOf(e.pid, e.cat === 'tma' ? 'TMA' : e.cat).spans.push(span);
+      const args = events[span.event].args || {};
+      for (const [tiles, kind] of [[args.writes, kTileWrite], [args.reads, kTileRead]])
+        for (const tile of tiles ? tiles.split(', ') : [])
+          laneOf(e.pid, 'smem ' + tile, tile).spans.push({...span, kind});
     } else if (e.name === 'process_name') {
       blockOf(e.pid).name = e.args.name;
     } else if (e.name === 'process_sort_index') {
@@ -61,7 +66,7 @@ function assignRows(spans) {
   const ends = [];
   let rows = 1;
   for (const span of spans) {
-    if (span.kind === kFlight) {
+    if (span.kind >= kFlight) {
       span.row = ends.findIndex(end => end <= span.begin);
       if (span.row < 0) span.row = ends.length;
       ends[span.row] = span.end;
@@ -82,7 +87,8 @@ function readTimeline(file) {
   const groupIds = new Map(), inLane = new Set();
   let count = 0, rows = 0;
   for (const block of blocks) {
-    block.lanes = [...block.lanes.values()].sort((a, b) => a.order - b.order);
+    block.lanes = [...block.lanes.values()].sort(
+      (a, b) => a.order - b.order || a.name.localeCompare(b.name, 'en', {numeric: true}));
     for (const lane of block.lanes) {
       lane.index = lanes.push(lane) - 1;
       lane.rows = assignRows(lane.spans);
@@ -111,7 +117,8 @@ function readTimeline(file) {
       t.rowStart[lane.firstRow + row] = next;
       for (const span of spans) {
         const i = next++, base = withoutStage(span.name);
-        const label = span.kind === kUnit ? lane.name + ': ' + base : base;
+        const label = span.kind === kUnit ? lane.name + ': ' + base
+                      : lane.tile ? withoutStage(lane.tile) + ': ' + base : base;
         t.begin[i] = span.begin;
         t.until[i] = span.end;
         t.kind[i] = span.kind;
@@ -194,12 +201,13 @@ function summarise(t, from, to) {
   })).filter(line => line.spans > 0).sort((a, b) => b.share - a.share);
 }
 
-// Spans whose name contains a text, in any case, in the order of their begin.
+// Spans of the file whose name contains a text, in any case, in the order of their begin.
 function findNames(t, text) {
   const wanted = text.trim().toLowerCase();
   if (!wanted) return [];
   const matches = t.names.map(name => name.toLowerCase().includes(wanted)), hits = [];
-  for (let i = 0; i < t.count; ++i) if (matches[t.name[i]]) hits.push(i);
+  for (let i = 0; i < t.count; ++i)
+    if (matches[t.name[i]] && t.kind[i] < kTileWrite) hits.push(i);
   return hits.sort((a, b) => t.begin[a] - t.begin[b] || a - b);
 }
 

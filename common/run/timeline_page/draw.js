@@ -6,7 +6,7 @@ const kRow = 17, kLanePad = 3, kHeader = 22, kAxis = 24;
 const kWarpgroupHues = [212, 28, 320, 95];
 const kBarrierHues = [150, 285, 50, 350, 180, 255, 75, 5, 120, 320];
 const kMarkHues = [185, 265, 350, 120, 60, 300];
-const kLeastWidth = 1.5;  // pixels of a span
+const kLeastWidth = 2;  // pixels of a span
 const kMostArrows = 80;  // more would hide the spans
 
 // What a picture needs beside the data: window of time, what is open and selected.
@@ -41,7 +41,7 @@ function readColours(view) {
 // Fill of a span; stages of a ring differ a little in lightness.
 function colourOf(t, view, i) {
   const {colours} = view, hue = view.groupHue[t.group[i]], kind = t.kind[i];
-  if (kind === kWait) return `hsl(${hue} 30% ${colours.wait})`;
+  if (kind === kWait || kind === kTileWrite) return `hsl(${hue} 30% ${colours.wait})`;
   if (kind === kArrive) return `hsl(${hue} 60% ${colours.strong})`;
   return `hsl(${hue} ${colours.colour} calc(${colours.fill} - ${6 * t.stage[i]}%))`;
 }
@@ -106,20 +106,25 @@ function drawHeader(t, view, context, item, y, colourCache) {
 
 function drawRow(t, view, context, row, y, height, colourCache) {
   const last = t.rowStart[row + 1], scale = (view.width - view.labels) / (view.to - view.from);
-  const colour = i => {
-    const key = t.group[i] * 3 + t.stage[i];
-    if (!colourCache.has(key)) colourCache.set(key, colourOf(t, view, i));
+  // As the canvas writes them back: "#rrggbb", which it need not parse at length.
+  const cached = (key, make) => {
+    if (!colourCache.has(key)) {
+      context.fillStyle = make();
+      colourCache.set(key, context.fillStyle);
+    }
     return colourCache.get(key);
   };
   for (let i = firstAfter(t, row, view.from); i < last && t.begin[i] < view.to;) {
     const x0 = Math.max(view.labels - 2, view.labels + (t.begin[i] - view.from) * scale);
     const x1 = Math.min(view.width + 2, view.labels + (t.until[i] - view.from) * scale);
     if (view.hits) context.globalAlpha = view.hits.has(t.name[i]) ? 1 : 0.25;
-    context.fillStyle = colour(i);
+    const key = t.group[i] * 4 + t.stage[i];
+    context.fillStyle = cached(key, () => colourOf(t, view, i));
     const wide = Math.max(x1 - x0, kLeastWidth);
     context.fillRect(x0, y, wide > 3 ? wide - 0.5 : wide, height);
-    if (t.kind[i] === kWait) {
-      context.fillStyle = barColour(view, view.groupHue[t.group[i]]);
+    if (t.kind[i] === kWait || t.kind[i] === kTileWrite) {
+      const bar = () => barColour(view, view.groupHue[t.group[i]]);
+      context.fillStyle = cached(t.group[i] * 4 + 3, bar);
       context.fillRect(x0, y + height - 3, wide > 3 ? wide - 0.5 : wide, 3);
     }
     if (wide > 24 && t.kind[i] !== kArrive) drawName(t, view, context, i, x0, x1, y + height / 2);

@@ -115,6 +115,8 @@ const timeline = (() => {
     if (args.source) list.push(['source', args.source]);
     if (args.bytes) list.push(['bytes', args.bytes.toLocaleString('en')]);
     if (args.wgmma) list.push(['MMAs', `${args.wgmma} wgmma m64n${args.n}`]);
+    if (args.writes) list.push(['writes', args.writes]);
+    if (args.reads) list.push(['reads', args.reads]);
     if (args.issuer) list.push(['issued by', 'warp ' + (args.issuer - 1)]);
     return list;
   }
@@ -159,7 +161,9 @@ const timeline = (() => {
                    'Share of the time of the tracks on which a name occurs.'));
     box.lastChild.className = 'note';
     const titles = [[kUnit, 'Units'], [kMark, 'Marks'], [kWait, 'Waits by barrier'],
-                    [kFlight, 'In flight at a time, per block'], [kArrive, 'Arrivals']];
+                    [kFlight, 'In flight at a time, per block'],
+                    [kTileRead, 'Shared memory is read'], [kTileWrite, 'Shared memory is written'],
+                    [kArrive, 'Arrivals']];
     for (const [kind, title] of titles) {
       const some = lines.filter(line => line.kind === kind);
       if (some.length === 0) continue;
