@@ -92,8 +92,8 @@ const timeline = (() => {
       layOut(t, view);
     }
     const item = view.items.find(some => some.lane === lane), shown = view.height - kAxis;
-    if (item.y < view.scroll || item.y + item.height > view.scroll + shown)
-      view.scroll = item.y - shown / 2;
+    const below = item.y + item.height + kRow - shown;
+    view.scroll = Math.min(Math.max(view.scroll, below), Math.max(item.y - kHeader, 0));
     layOut(t, view);
     const span = Math.max(view.to - view.from, 1);
     if (t.begin[i] < view.from || t.until[i] > view.to) {
