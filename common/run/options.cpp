@@ -313,6 +313,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
       throw InputError(fmt::format("--timeline {}: must end with .html, a page to look at, or "
                                    ".json, for ui.perfetto.dev and attn_report",
                                    o.timeline));
+    if (is_timeline_page(o.timeline) && o.timeline_limit < 0.1)
+      throw InputError("--timeline-limit: at least 0.1 for a page");
   } else if (given.contains("--timeline-limit")) {
     throw InputError("--timeline-limit: needs --timeline FILE");
   }

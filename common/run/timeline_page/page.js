@@ -232,6 +232,7 @@ const timeline = (() => {
   };
   function neighbour(by) {
     const next = view.selected + by;
+    if (t.count === 0) return;
     if (view.selected < 0) return select(t.rowStart[t.lanes[0].firstRow]);
     if (next >= 0 && next < t.count && t.row[next] === t.row[view.selected]) select(next);
   }

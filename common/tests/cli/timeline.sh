@@ -75,6 +75,8 @@ refusals() {
   refused 'not together with --schedule: ' --timeline "$t" --step v6 --schedule 3
   refused '--timeline-limit: needs --timeline FILE' --step v6 --timeline-limit 1
   refused '--timeline-limit' --timeline "$t" --step v6 --timeline-limit none
+  refused '--timeline-limit: at least 0.1 for a page' --timeline "$work/t.html" --step v6 \
+    --timeline-limit 0.05
   refused '--timeline .*: must end with .html, .* or .json' --timeline "$work/t.txt" --step v6
   refused '--timeline .*: must end with .html, .* or .json' --timeline "$work/json" --step v6
   mkdir "$work/folder.json"

@@ -24,7 +24,7 @@ need_browser() {
   exit 77
 }
 
-# use PAGE WIDTH: runs timeline_page_test.js in the page, and prints what it found.
+# use PAGE WIDTH light|dark: runs timeline_page_test.js in the page, and prints what it found.
 use() {
   edit with_test "$1" "$here/timeline_page_test.js" "$work/test.html"
   # Chromium's windows are at least 500 pixels wide: a frame may be narrower.
@@ -42,12 +42,16 @@ onload = () => {
 </script>
 HTML
   fi
+  local scheme=1
+  [[ $3 == dark ]] && scheme=0
   timeout 120 "$browser" --headless --no-sandbox --disable-gpu --user-data-dir="$work/profile" \
-    --allow-file-access-from-files --window-size="$(($2 < 500 ? 600 : $2)),900" \
-    --dump-dom "file://$page" >"$work/dom" 2>"$work/browser" || fail "$(cat "$work/browser")"
+    --blink-settings="preferredColorScheme=$scheme" --allow-file-access-from-files \
+    --window-size="$(($2 < 500 ? 600 : $2)),900" --dump-dom "file://$page" \
+    >"$work/dom" 2>"$work/browser" || fail "$(cat "$work/browser")"
   sed -n '/>RESULT$/,/^END/p' "$work/dom" >"$work/result"
   grep -v -e 'RESULT' -e '^END' "$work/result" || fail "no result: $(tail -5 "$work/browser")"
   ! grep -q FAILED "$work/result" || fail "see above"
+  grep -qx "$3" "$work/result" || fail "not $3"
 }
 
 same_data() {  # as the JSON file of the same run, and a limit counts the whole page
@@ -65,23 +69,23 @@ used() {
   need_browser
   record "$work/t.html"
   record "$work/t.json"
-  use "$work/t.html" 1440
+  use "$work/t.html" 1440 light
   local spans
   spans=$(grep -c '^{"ph":"[Xb]"' "$work/t.json")
   grep -q "^spans $spans," "$work/result" || fail "$spans spans in the file"
 }
 
-narrow() {  # a telephone
+narrow() {  # a telephone, at night
   need_browser
   record "$work/t.html"
-  use "$work/t.html" 390
+  use "$work/t.html" 390 dark
 }
 
 many_spans() {
   need_browser
   record "$work/t.html"
   edit synthetic "$work/t.html" 100000 "$work/many.html"
-  use "$work/many.html" 1440
+  use "$work/many.html" 1440 light
 }
 
 "$test"

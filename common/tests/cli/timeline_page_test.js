@@ -21,6 +21,12 @@
     lines.push(`spans ${spans}, flows ${data.flowTo.length}, first picture ` +
                `${first.toFixed(0)} ms`);
 
+    const dark = matchMedia('(prefers-color-scheme: dark)').matches;
+    const [red] = context.getImageData(canvas.width - 3, 2, 1, 1).data;
+    const [page] = /\d+/.exec(getComputedStyle(document.body).backgroundColor);
+    lines.push(dark ? 'dark' : 'light');
+    check(dark ? page < 80 && red < 80 : page > 180 && red > 180, `paper ${page}, canvas ${red}`);
+
     // Zoom: keys and wheel keep the window's middle and the time under the pointer.
     timeline.show(0, data.end);
     let span = view.to - view.from;
