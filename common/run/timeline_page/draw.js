@@ -43,7 +43,7 @@ function colourOf(t, view, i) {
   const {colours} = view, hue = view.groupHue[t.group[i]], kind = t.kind[i];
   if (kind === kWait || kind === kTileWrite) return `hsl(${hue} 30% ${colours.wait})`;
   if (kind === kArrive) return `hsl(${hue} 60% ${colours.strong})`;
-  return `hsl(${hue} ${colours.colour} calc(${colours.fill} - ${6 * t.stage[i]}%))`;
+  return `hsl(${hue} ${colours.colour} ${parseFloat(colours.fill) - 6 * t.stage[i]}%)`;
 }
 function barColour(view, hue) { return `hsl(${hue} 55% ${view.colours.bar})`; }
 
