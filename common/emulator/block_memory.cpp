@@ -413,10 +413,11 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
       reads = async(who, group, Kind::read, "wgmma", place);
       reads->proxy = Space::shared;
     }
+    Timeline* const timed = timeline;
     operands([&](const void* first, std::size_t bytes) {
       if (reads) async_access(*reads, first, bytes);
-      if (timeline)
-        timeline->product_reads(
+      if (timed)
+        timed->product_reads(
             slot_, running_,
             tile_name(members_, shared_byte(first).value_or(0) - variables_.size()));
     });

@@ -239,7 +239,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   value("--json", "write all results to FILE", [&](const std::string& t) { o.json = t; });
   value("--timeline",
         "write a modelled timeline of one launch of one step to FILE: FILE.html is a page, "
-        "FILE.json is for ui.perfetto.dev and attn_report (emulator only)",
+        "FILE.json is for ui.perfetto.dev (emulator only)",
         [&](const std::string& t) { o.timeline = t; });
   value("--timeline-limit", "size of that file in MB (5)", [&](const std::string& t) {
     o.timeline_limit = parse_number<double>("--timeline-limit", t, 0.01, 4000);
@@ -311,7 +311,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
       throw InputError(fmt::format("--timeline {}: records one step: --step NAME", o.timeline));
     if (!o.timeline.ends_with(".json") && !is_timeline_page(o.timeline))
       throw InputError(fmt::format("--timeline {}: must end with .html, a page to look at, or "
-                                   ".json, for ui.perfetto.dev and attn_report",
+                                   ".json, for ui.perfetto.dev",
                                    o.timeline));
     if (is_timeline_page(o.timeline) && o.timeline_limit < 0.1)
       throw InputError("--timeline-limit: at least 0.1 for a page");

@@ -123,6 +123,9 @@ compare() {
     '^wait: named barrier 1  *-  *[0-9]* %$'; do
     grep -q "$line" "$work/text" || fail "no line $line"
   done
+  record v6 "$work/v6.html" --seqlen 1024  # a page has the same data
+  cmp <("$report" timeline "$work/v6.html" | sed 's/v6\.html/v6.json/') \
+    <("$report" timeline "$work/v6.json") || fail "attn_report finds other data in a page"
   "$report" timeline "$work/v5.json" "$work/v5.json" >"$work/text"
   ! grep -q -e 'for more' -e 'for less' "$work/text" || fail "a file differs from itself"
   echo '{}' >"$work/none.json"
