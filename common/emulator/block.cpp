@@ -303,6 +303,7 @@ void Block::suspend(const char* what, Place place) {
 // Who arrives somewhere and goes on may be overtaken by those who waited for that, or not.
 void Block::let_others_run(const char* what, Place place) {
   if (timeline) {
+    timeline->arrived_at(slot_, running_, place);
     while (timeline->turn(slot_, running_)) suspend(what, place);
     return;
   }

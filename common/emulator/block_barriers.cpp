@@ -151,7 +151,9 @@ void Block::mbarrier_copy_to(unsigned rank, const char* what, Place place, const
   if (timeline) {
     let_others_run(what, place);
     timeline->copy(&barrier, slot_, running_, owner.slot_, bytes,
-                   owner.word_name(owner.shared_byte(at).value_or(0)));
+                   owner.word_name(owner.shared_byte(at).value_or(0)),
+                   tile_name(owner.members_,
+                             owner.shared_byte(to).value_or(0) - owner.variables_.size()));
   }
   if (!barrier.known_to_copies())
     fail(what, place, "on a barrier without mbarrier_init_fence since its mbarrier_init");

@@ -226,7 +226,9 @@ void Block::copy_async(const char* what, Place place, void* to, const void* from
     Races::Access reads = async(copies.who, copies.open_group(), Kind::read, what, place);
     if (grid_.races && bytes > 0) async_access(reads, from, bytes);
   }
-  if (timeline) timeline->copy_async(slot_, running_, bytes);
+  if (timeline)
+    timeline->copy_async(slot_, running_, bytes, place,
+                         tile_name(members_, shared_byte(to).value_or(0) - variables_.size()));
   const Internal internal(internal_);
   copies.add(copies.early(), std::move(work));
 }
@@ -258,8 +260,12 @@ void Block::store_async(const char* what, Place place, std::function<Write()> re
   if (timeline) {
     let_others_run(what, place);
     std::size_t sum = 0;
-    operands([&](const void*, std::size_t bytes) { sum += bytes; });
-    timeline->store(slot_, running_, sum);
+    std::string tiles;
+    operands([&](const void* first, std::size_t bytes) {
+      sum += bytes;
+      add_name(tiles, tile_name(members_, shared_byte(first).value_or(0) - variables_.size()));
+    });
+    timeline->store(slot_, running_, sum, tiles);
   }
   // Between ordinary stores and this one there is a fence: races_ knows of which. Else, where
   // ordinary code has stored since the last fence, there is at least one since this thread's last
@@ -390,7 +396,7 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
   note_held(mine);
   if (lane() == 0) check_same_product(place);
   // N columns of D are N / 2 floats of a thread.
-  if (timeline) timeline->product(slot_, running_, d.bytes / sizeof(float) * 2);
+  if (timeline) timeline->product(slot_, running_, d.bytes / sizeof(float) * 2, place);
   ++mine.issued;
   if (lane() == 0) {  // one instruction of all four warps: each has to know what was written
     std::optional<Races::Access> reads;
@@ -407,8 +413,13 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
       reads = async(who, group, Kind::read, "wgmma", place);
       reads->proxy = Space::shared;
     }
+    Timeline* const timed = timeline;
     operands([&](const void* first, std::size_t bytes) {
       if (reads) async_access(*reads, first, bytes);
+      if (timed)
+        timed->product_reads(
+            slot_, running_,
+            tile_name(members_, shared_byte(first).value_or(0) - variables_.size()));
     });
   }
   const Internal internal(internal_);

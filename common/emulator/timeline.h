@@ -32,6 +32,7 @@
 #include <utility>
 #include <vector>
 
+#include "emulator/memory.h"
 #include "emulator/trace.h"
 
 namespace attn::emulator {
@@ -52,6 +53,12 @@ inline constexpr double kSmBytes = 64;         // L2 to one SM, per cycle
 inline constexpr double kL2Bytes = 3100;       // L2 to all SMs, per cycle: 5.4 TB/s
 inline constexpr std::size_t kSms = 132;
 }  // namespace costs
+
+/// "sK[1]" of a byte of shared memory: the member, with its first index if it has several. Empty
+/// if it has no name.
+std::string tile_name(const Members* members, std::size_t byte);
+/// Adds a name to a list like "sQ[0], sK[1]", unless it is empty or there.
+void add_name(std::string& list, const std::string& name);
 
 /// The model's clocks and units during one step's launches, and what is recorded of them. A thread
 /// is named by the slot of its block among the resident ones and its number in the block.
@@ -85,6 +92,9 @@ class Timeline {
   std::size_t polling = 0;
   void sees(std::size_t slot, std::size_t t);
 
+  /// The instruction at which the thread has arrived: what is recorded next is its.
+  void arrived_at(std::size_t slot, std::size_t t, Place place) { lane(slot, t).place = place; }
+
   // ---- ordinary code ----------------------------------------------------------------------------
   /// Accounts for what the running thread has done since the last call; or drops it, since it was
   /// the emulation of an instruction.
@@ -110,15 +120,19 @@ class Timeline {
   // ---- work in flight ---------------------------------------------------------------------------
   /// A copy to shared memory of the block in `owner`, which `barrier` counts.
   void copy(const void* barrier, std::size_t slot, std::size_t t, std::size_t owner,
-            std::size_t bytes, const std::string& name);
-  void copy_async(std::size_t slot, std::size_t t, std::size_t bytes);
+            std::size_t bytes, const std::string& name, const std::string& tile);
+  void copy_async(std::size_t slot, std::size_t t, std::size_t bytes, Place place,
+                  const std::string& tile);
   void copy_commit(std::size_t slot, std::size_t t);
   void copy_wait(std::size_t slot, std::size_t t, std::size_t pending);
-  void store(std::size_t slot, std::size_t t, std::size_t bytes);
+  void store(std::size_t slot, std::size_t t, std::size_t bytes, const std::string& tiles);
   void store_commit(std::size_t slot, std::size_t t);
   void store_wait(std::size_t slot, std::size_t t, std::size_t pending, bool written);
   /// A product of this thread's warp with `columns` columns.
-  void product(std::size_t slot, std::size_t t, std::size_t columns);
+  void product(std::size_t slot, std::size_t t, std::size_t columns, Place place);
+  void product_reads(std::size_t slot, std::size_t t, const std::string& tile) {
+    add_name(lane(slot, t / 32 * 32).products_details.reads, tile);
+  }
   void product_commit(std::size_t slot, std::size_t t);
   void product_wait(std::size_t slot, std::size_t t, std::size_t pending);
 
@@ -143,14 +157,18 @@ class Timeline {
   struct Lane {
     Cycles clock = 0, wait_begin = 0;
     Cycles ordinary = 0, special = 0;
+    Place place;  // of its instruction, if that is known
     std::size_t read = 0, written = 0;
     std::size_t batch = 0;  // the next of its warp's
     std::shared_ptr<Batch> running;
     std::size_t copied = 0;  // bytes of cp.async since the last commit
     Cycles copies_began = 0;
+    Place copies_place;  // of the first
+    std::string copies_tiles;
     std::size_t copy_groups = 0, product_groups = 0;  // committed
     Cycles products = 0;                              // since the last commit
     Cycles products_began = 0;
+    Details products_details;
     Group open_stores;
     std::vector<Group> stores;
     std::vector<std::pair<const char*, Cycles>> marks;

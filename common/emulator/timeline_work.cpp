@@ -13,6 +13,22 @@ namespace attn::emulator {
 // Shorter waits are not drawn: a nanosecond is the resolution of the file.
 constexpr Cycles kLeastWait = 4;
 
+std::string tile_name(const Members* members, std::size_t byte) {
+  if (!members) return {};
+  for (const Member& m : *members)
+    if (byte - m.offset < m.bytes) {
+      const std::string text = m.element(byte - m.offset);
+      const std::size_t first = text.find(']');
+      return m.extents[1] == 0 || first == text.npos ? m.name : text.substr(0, first + 1);
+    }
+  return {};
+}
+
+void add_name(std::string& list, const std::string& name) {
+  if (name.empty() || (", " + list + ",").find(", " + name + ",") != list.npos) return;
+  list += (list.empty() ? "" : ", ") + name;
+}
+
 // ---- barriers -----------------------------------------------------------------------------------
 
 void Timeline::sees(std::size_t slot, std::size_t t) {
@@ -38,7 +54,7 @@ void Timeline::arrive(const void* barrier, std::size_t slot, std::size_t t,
     if (w.arrived_at != barrier || l.clock >= w.last_arrival) {  // one span for a warp's lanes
       w.arrived_at = barrier;
       w.last_arrival = l.clock + costs::kArrive;
-      trace_.span(block(slot).number, track, "arrive", name, l.clock, w.last_arrival);
+      trace_.span(block(slot).number, track, "arrive", name, l.clock, w.last_arrival, {l.place});
     }
     l.clock += costs::kArrive;
     l.wait_begin = l.clock;
@@ -85,7 +101,7 @@ void Timeline::record_wait(std::size_t slot, std::size_t t, const std::string& n
   if (l.clock < l.wait_begin + kLeastWait || l.wait_begin < w.last_wait) return;
   w.last_wait = l.clock;
   const std::size_t track = 1 + t / kWarpSize, number = block(slot).number;
-  trace_.span(number, track, "wait", name, l.wait_begin, l.clock);
+  trace_.span(number, track, "wait", name, l.wait_begin, l.clock, {l.place});
   if (source.known) trace_.flow(source, number, track, l.clock);
 }
 
@@ -133,13 +149,15 @@ std::pair<Cycles, Cycles> Timeline::multiply(std::size_t slot, std::size_t t, Cy
 }
 
 void Timeline::copy(const void* barrier, std::size_t slot, std::size_t t, std::size_t owner,
-                    std::size_t bytes, const std::string& name) {
+                    std::size_t bytes, const std::string& name, const std::string& tile) {
   Lane& l = lane(slot, t);
   const auto [begin, end] = transfer(slot, bytes, l.clock + costs::kIssue);
   const std::size_t number = block(slot).number;
-  trace_.busy(number, kTmaTrack, name, begin, end);
+  Details details{l.place, bytes};
+  trace_.busy(number, kTmaTrack, name, begin, end, details);
+  details.writes = tile;
   trace_.flight(block(owner).number, 1 + t / kWarpSize, "tma", "TMA " + name, l.clock,
-                end + costs::kTma);
+                end + costs::kTma, details);
   Sync& s = syncs_[barrier];
   // complete() adds the latency of a barrier, which is part of the copy's.
   if (const Cycles there = end + costs::kTma - costs::kBarrier; there >= s.last) {
@@ -149,9 +167,15 @@ void Timeline::copy(const void* barrier, std::size_t slot, std::size_t t, std::s
   l.clock += costs::kIssue;
 }
 
-void Timeline::copy_async(std::size_t slot, std::size_t t, std::size_t bytes) {
+void Timeline::copy_async(std::size_t slot, std::size_t t, std::size_t bytes, Place place,
+                          const std::string& tile) {
   Lane& l = lane(slot, t);
-  if (l.copied == 0) l.copies_began = l.clock;
+  if (l.copied == 0) {
+    l.copies_began = l.clock;
+    l.copies_place = place;
+    l.copies_tiles.clear();
+  }
+  add_name(l.copies_tiles, tile);
   l.copied += bytes;
   l.clock += 1;
 }
@@ -165,9 +189,12 @@ void Timeline::copy_commit(std::size_t slot, std::size_t t) {
     const std::size_t number = block(slot).number;
     Source source;
     if (l.copied) {
-      trace_.busy(number, kLoadsTrack, "cp.async", begin, end);
+      Details details{l.copies_place, l.copied * lanes_of(slot, t)};
+      trace_.busy(number, kLoadsTrack, "cp.async", begin, end, details);
+      details.writes = l.copies_tiles;
       trace_.flight(number, 1 + t / kWarpSize, "cp.async",
-                    "cp.async of warp " + std::to_string(t / kWarpSize), l.copies_began, there);
+                    "cp.async of warp " + std::to_string(t / kWarpSize), l.copies_began, there,
+                    details);
       source = {number, kLoadsTrack, end - std::min<Cycles>(2, end - begin), true};
     }
     w.copies.push_back({there, there, source});
@@ -182,12 +209,15 @@ void Timeline::copy_wait(std::size_t slot, std::size_t t, std::size_t pending) {
   wait_for(slot, t, group.end, "cp_async_wait", group.source);
 }
 
-void Timeline::store(std::size_t slot, std::size_t t, std::size_t bytes) {
+void Timeline::store(std::size_t slot, std::size_t t, std::size_t bytes,
+                     const std::string& tiles) {
   Lane& l = lane(slot, t);
   const auto [begin, end] = transfer(slot, bytes, l.clock + costs::kIssue);
-  trace_.busy(block(slot).number, kTmaTrack, "store", begin, end);
+  Details details{l.place, bytes};
+  trace_.busy(block(slot).number, kTmaTrack, "store", begin, end, details);
+  details.reads = tiles;
   trace_.flight(block(slot).number, 1 + t / kWarpSize, "tma", "TMA store", l.clock,
-                end + costs::kTma);
+                end + costs::kTma, details);
   l.open_stores.read = end;
   l.open_stores.end = end + costs::kTma;
   l.open_stores.source = {block(slot).number, kTmaTrack, end - std::min<Cycles>(2, end - begin),
@@ -207,9 +237,11 @@ void Timeline::store_wait(std::size_t slot, std::size_t t, std::size_t pending, 
   wait_for(slot, t, written ? group.end : group.read, "tma_store_wait", group.source);
 }
 
-void Timeline::product(std::size_t slot, std::size_t t, std::size_t columns) {
+void Timeline::product(std::size_t slot, std::size_t t, std::size_t columns,
+                       Place place) {
   Lane& l = lane(slot, t);
-  if (l.products == 0) l.products_began = l.clock;
+  if (l.products == 0) l.products_began = l.clock, l.products_details = {place, 0, 0, columns};
+  ++l.products_details.wgmma;
   l.products += columns / 2;
   l.clock += costs::kIssue;
 }
@@ -227,9 +259,12 @@ void Timeline::product_commit(std::size_t slot, std::size_t t) {
     free.fill(end);
     const std::size_t number = block(slot).number, warp = t / kWarpSize;
     if (l.products > 0) {
-      trace_.busy(number, kTensorTrack, warpgroup_name(warp), begin, end);
+      Details details = l.products_details;
+      details.reads.clear();
+      trace_.busy(number, kTensorTrack, warpgroup_name(warp), begin, end, details);
+      details.reads = lane(slot, warp * kWarpSize).products_details.reads;
       trace_.flight(number, 1 + t / kWarpSize, "wgmma", "wgmma of " + warpgroup_name(warp),
-                    l.products_began, end + costs::kWgmmaLatency);
+                    l.products_began, end + costs::kWgmmaLatency, details);
     }
     groups.push_back({end, end + costs::kWgmmaLatency,
                       {number, kTensorTrack, end - std::min<Cycles>(2, l.products),

@@ -24,7 +24,10 @@ std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') out += '\\';
-    if (static_cast<unsigned char>(c) >= ' ') out += c;
+    if (c == '<')
+      out += "\\u003c";  // a page contains the text in a <script>
+    else if (static_cast<unsigned char>(c) >= ' ')
+      out += c;
   }
   return out + '"';
 }
@@ -37,6 +40,22 @@ std::string head(const char* phase, std::size_t pid, std::size_t tid, std::uint6
 
 std::string named(const std::string& begin, const char* kind, const std::string& name) {
   return begin + ",\"cat\":\"" + kind + "\",\"name\":" + quoted(name);
+}
+
+// ,"source":"06_flash_v3_hopper/v6_pingpong.cu:120","bytes":16384: members of "args".
+std::string members(const Details& d) {
+  std::string text;
+  if (d.source.line > 0) text += ",\"source\":" + quoted(d.source.text());
+  if (d.bytes > 0) text += ",\"bytes\":" + std::to_string(d.bytes);
+  if (d.wgmma > 0)
+    text += ",\"wgmma\":" + std::to_string(d.wgmma) + ",\"n\":" + std::to_string(d.columns);
+  if (!d.reads.empty()) text += ",\"reads\":" + quoted(d.reads);
+  if (!d.writes.empty()) text += ",\"writes\":" + quoted(d.writes);
+  return text;
+}
+
+std::string arguments(const std::string& members) {
+  return members.empty() ? "" : ",\"args\":{" + members.substr(1) + "}";
 }
 
 std::string track_name(std::size_t track) {
@@ -63,30 +82,32 @@ std::size_t Trace::add_block(std::string name, std::size_t warps) {
 }
 
 void Trace::span(std::size_t block, std::size_t track, const char* kind, const std::string& name,
-                 Cycles begin, Cycles end) {
-  blocks_[block].spans.push_back({track, kind, name, begin, end});
+                 Cycles begin, Cycles end, const Details& details) {
+  blocks_[block].spans.push_back({track, kind, name, begin, end, details});
   end_ = std::max(end_, end);
 }
 
 void Trace::busy(std::size_t block, std::size_t track, const std::string& name, Cycles begin,
-                 Cycles end) {
+                 Cycles end, const Details& details) {
   // Other tracks' spans may lie between.
   std::vector<Span>& spans = blocks_[block].spans;
   constexpr std::size_t kLook = 16;
   for (std::size_t n = 0; n < std::min(kLook, spans.size()); ++n) {
     Span& last = spans[spans.size() - 1 - n];
     if (last.track != track) continue;
-    if (last.end != begin || last.name != name) break;
+    if (last.end != begin || last.name != name || !(last.details.source == details.source)) break;
     last.end = end;
+    last.details.bytes += details.bytes;
+    last.details.wgmma += details.wgmma;
     end_ = std::max(end_, end);
     return;
   }
-  span(block, track, "unit", name, begin, end);
+  span(block, track, "unit", name, begin, end, details);
 }
 
 void Trace::flight(std::size_t block, std::size_t issuer, const char* kind,
-                   const std::string& name, Cycles begin, Cycles end) {
-  blocks_[block].flights.push_back({issuer, kind, name, begin, end, ++ids_});
+                   const std::string& name, Cycles begin, Cycles end, const Details& details) {
+  blocks_[block].flights.push_back({issuer, kind, name, begin, end, ++ids_, details});
   end_ = std::max(end_, end);
 }
 
@@ -125,14 +146,14 @@ std::string Trace::block_json(std::size_t number, std::size_t shown, Cycles unti
       if (!open.empty()) end = std::min(end, open.back());
       open.push_back(end);
       text += named(head("X", pid, track, begin), s->kind, s->name) +
-              ",\"dur\":" + microseconds(end - begin) + "},\n";
+              ",\"dur\":" + microseconds(end - begin) + arguments(members(s->details)) + "},\n";
     }
   }
   const auto id = [](std::size_t n) { return ",\"id\":" + std::to_string(n); };
   for (const Flight& f : b.flights) {
     if (f.end > until) continue;
     text += named(head("b", pid, 0, nanoseconds(f.begin)), f.kind, f.name) + id(f.id) +
-            ",\"args\":{\"issuer\":" + std::to_string(f.issuer) + "}},\n";
+            arguments(",\"issuer\":" + std::to_string(f.issuer) + members(f.details)) + "},\n";
     text += named(head("e", pid, 0, nanoseconds(f.end)), f.kind, f.name) + id(f.id) + "},\n";
   }
   for (const Flow& f : b.flows) {

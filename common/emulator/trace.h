@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "emulator/place.h"
+
 namespace attn::emulator {
 
 using Cycles = std::uint64_t;
@@ -22,6 +24,15 @@ struct Source {
   bool known = false;
 };
 
+/// What is known of a span beyond its name, or nothing.
+struct Details {
+  Place source;               ///< of a wait, an arrival, a copy or the first MMA of a group
+  std::size_t bytes = 0;      ///< of copies
+  std::size_t wgmma = 0;      ///< instructions of a group of MMAs
+  std::size_t columns = 0;    ///< the n of their m64nNk16
+  std::string reads{}, writes{};  ///< tiles of shared memory: "sQ[0], sK[1]"
+};
+
 /// Tracks of a block: its warps from 1 on, then its share of the units.
 inline constexpr std::size_t kTensorTrack = 1001, kSpecialTrack = 1002, kTmaTrack = 1003,
                              kLoadsTrack = 1004;
@@ -33,13 +44,13 @@ class Trace {
   std::size_t add_block(std::string name, std::size_t warps);
   /// A span of a track: kinds "wait", "arrive", "mark", "unit".
   void span(std::size_t block, std::size_t track, const char* kind, const std::string& name,
-            Cycles begin, Cycles end);
+            Cycles begin, Cycles end, const Details& details = {});
   /// The same of a unit: continues the last span if there is no gap.
   void busy(std::size_t block, std::size_t track, const std::string& name, Cycles begin,
-            Cycles end);
+            Cycles end, const Details& details = {});
   /// Work in flight, which `issuer`'s track has issued; drawn on a track of its own.
   void flight(std::size_t block, std::size_t issuer, const char* kind, const std::string& name,
-              Cycles begin, Cycles end);
+              Cycles begin, Cycles end, const Details& details = {});
   /// An arrow to the end of a wait.
   void flow(const Source& from, std::size_t block, std::size_t track, Cycles to);
 
@@ -57,6 +68,7 @@ class Trace {
     const char* kind;
     std::string name;
     Cycles begin, end;
+    Details details;
   };
   struct Flight {
     std::size_t issuer;
@@ -64,6 +76,7 @@ class Trace {
     std::string name;
     Cycles begin, end;
     std::size_t id;
+    Details details;
   };
   struct Flow {
     Source from;

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string_view>
 
 #include "attn/error.h"
 #include "emulator/trace.h"
@@ -318,13 +320,23 @@ std::map<std::string, double> at_once(const TimelineSummary& s) {
   return all;
 }
 
+// The data of a page, or all of a file of JSON.
+std::string data_of(std::istream& file) {
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  const std::string_view begin = "id=\"data\">", end = "</script>";
+  if (text.starts_with('{')) return text;
+  const std::size_t from = text.find(begin);
+  if (from == text.npos) return text;
+  return text.substr(from + begin.size(), text.find(end, from) - from - begin.size());
+}
+
 }  // namespace
 
 TimelineSummary read_timeline(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw InputError(fmt::format("{}: cannot be read", path));
   const char* const accepted = "what a chapter program writes with --timeline";
-  const nlohmann::json json = nlohmann::json::parse(file, nullptr, false);
+  const nlohmann::json json = nlohmann::json::parse(data_of(file), nullptr, false);
   if (json.is_discarded() || !json.is_object() || !json.contains("traceEvents") ||
       !json.contains("otherData") || !json["traceEvents"].is_array())
     throw InputError(fmt::format("{}: is no timeline: must be {}", path, accepted));

@@ -17,6 +17,7 @@
 #include "run/mask_option.h"
 #include "run/parse.h"
 #include "run/step_options.h"
+#include "run/timeline_page.h"
 
 namespace attn {
 namespace {
@@ -237,8 +238,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
         [&](const std::string& t) { o.gpu = t; });
   value("--json", "write all results to FILE", [&](const std::string& t) { o.json = t; });
   value("--timeline",
-        "write a modelled timeline of one launch of one step to FILE, for ui.perfetto.dev "
-        "(emulator only)",
+        "write a modelled timeline of one launch of one step to FILE: FILE.html is a page, "
+        "FILE.json is for ui.perfetto.dev (emulator only)",
         [&](const std::string& t) { o.timeline = t; });
   value("--timeline-limit", "size of that file in MB (5)", [&](const std::string& t) {
     o.timeline_limit = parse_number<double>("--timeline-limit", t, 0.01, 4000);
@@ -308,6 +309,12 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
                                      o.timeline, other));
     if (steps == "all" || steps.find(',') != steps.npos)
       throw InputError(fmt::format("--timeline {}: records one step: --step NAME", o.timeline));
+    if (!o.timeline.ends_with(".json") && !is_timeline_page(o.timeline))
+      throw InputError(fmt::format("--timeline {}: must end with .html, a page to look at, or "
+                                   ".json, for ui.perfetto.dev",
+                                   o.timeline));
+    if (is_timeline_page(o.timeline) && o.timeline_limit < 0.1)
+      throw InputError("--timeline-limit: at least 0.1 for a page");
   } else if (given.contains("--timeline-limit")) {
     throw InputError("--timeline-limit: needs --timeline FILE");
   }

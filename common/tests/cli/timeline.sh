@@ -75,7 +75,12 @@ refusals() {
   refused 'not together with --schedule: ' --timeline "$t" --step v6 --schedule 3
   refused '--timeline-limit: needs --timeline FILE' --step v6 --timeline-limit 1
   refused '--timeline-limit' --timeline "$t" --step v6 --timeline-limit none
-  refused '--timeline .*: cannot be written' --timeline "$work" --step v6
+  refused '--timeline-limit: at least 0.1 for a page' --timeline "$work/t.html" --step v6 \
+    --timeline-limit 0.05
+  refused '--timeline .*: must end with .html, .* or .json' --timeline "$work/t.txt" --step v6
+  refused '--timeline .*: must end with .html, .* or .json' --timeline "$work/json" --step v6
+  mkdir "$work/folder.json"
+  refused '--timeline .*: cannot be written' --timeline "$work/folder.json" --step v6
   refused '--timeline .*: cannot be written' --timeline "$work/nowhere/t.json" --step v6
   # A disk that is full: a file may not grow, and an older one stays.
   echo old >"$work/full.json"
@@ -118,6 +123,9 @@ compare() {
     '^wait: named barrier 1  *-  *[0-9]* %$'; do
     grep -q "$line" "$work/text" || fail "no line $line"
   done
+  record v6 "$work/v6.html" --seqlen 1024  # a page has the same data
+  cmp <("$report" timeline "$work/v6.html" | sed 's/v6\.html/v6.json/') \
+    <("$report" timeline "$work/v6.json") || fail "attn_report finds other data in a page"
   "$report" timeline "$work/v5.json" "$work/v5.json" >"$work/text"
   ! grep -q -e 'for more' -e 'for less' "$work/text" || fail "a file differs from itself"
   echo '{}' >"$work/none.json"

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# timeline_page.sh TEST PYTHON 06_FLASH_V3_HOPPER: the page of `--timeline FILE.html`. TEST is one
+# of the functions below. Those that need a browser are skipped (77) without Chromium.
+set -euo pipefail
+test=$1 python=$2 hopper=$3
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+fail() { echo "FAILED: $*"; exit 1; }
+# record FILE [OPTION ...]
+record() {
+  "$hopper" --device emulated --step v6 --seqlen 512 --head-dim 128 --heads 1 --timeline "$@" \
+    >"$work/stdout"
+}
+edit() { "$python" "$here/timeline_page.py" "$@"; }
+
+need_browser() {
+  local name
+  for name in chromium chromium-browser google-chrome; do
+    if browser=$(command -v "$name"); then return; fi
+  done
+  echo "skipped: no Chromium (Debian's package chromium)"
+  exit 77
+}
+
+# use PAGE WIDTH light|dark: runs timeline_page_test.js in the page, and prints what it found.
+use() {
+  edit with_test "$1" "$here/timeline_page_test.js" "$work/test.html"
+  # Chromium's windows are at least 500 pixels wide: a frame may be narrower.
+  local page=$work/test.html
+  if [[ $2 -lt 500 ]]; then
+    page=$work/frame.html
+    cat >"$page" <<HTML
+<iframe id="frame" src="test.html" style="width: $2px; height: 844px; border: 0"></iframe>
+<pre id="result"></pre>
+<script>
+onload = () => {
+  const inside = document.getElementById('frame').contentDocument;
+  document.getElementById('result').textContent = inside.getElementById('result').textContent;
+};
+</script>
+HTML
+  fi
+  local scheme=1
+  [[ $3 == dark ]] && scheme=0
+  timeout 120 "$browser" --headless --no-sandbox --disable-gpu --user-data-dir="$work/profile" \
+    --blink-settings="preferredColorScheme=$scheme" --allow-file-access-from-files \
+    --window-size="$(($2 < 500 ? 600 : $2)),900" --dump-dom "file://$page" \
+    >"$work/dom" 2>"$work/browser" || fail "$(cat "$work/browser")"
+  sed -n '/>RESULT$/,/^END/p' "$work/dom" >"$work/result"
+  grep -v -e 'RESULT' -e '^END' "$work/result" || fail "no result: $(tail -5 "$work/browser")"
+  ! grep -q FAILED "$work/result" || fail "see above"
+  grep -qx "$3" "$work/result" || fail "not $3"
+}
+
+same_data() {  # as the JSON file of the same run, and a limit counts the whole page
+  record "$work/t.html"
+  grep -q '^timeline: .*t.html, .* of a model, not a measurement$' "$work/stdout" ||
+    fail "no line on the page"
+  record "$work/t.json"
+  edit same "$work/t.html" "$work/t.json"
+  record "$work/limit.html" --timeline-limit 0.2
+  [[ $(stat -c %s "$work/limit.html") -le 200000 ]] || fail "a page above its limit"
+  grep -q '"left_out":"[1-3] of 4 blocks"' "$work/limit.html" || fail "left_out is missing"
+}
+
+used() {
+  need_browser
+  record "$work/t.html"
+  record "$work/t.json"
+  use "$work/t.html" 1440 light
+  local spans
+  spans=$(grep -c '^{"ph":"[Xb]"' "$work/t.json")
+  grep -q "^spans $spans," "$work/result" || fail "$spans spans in the file"
+}
+
+narrow() {  # a telephone, at night
+  need_browser
+  record "$work/t.html"
+  use "$work/t.html" 390 dark
+}
+
+many_spans() {
+  need_browser
+  record "$work/t.html"
+  edit synthetic "$work/t.html" 100000 "$work/many.html"
+  use "$work/many.html" 1440 light
+}
+
+"$test"
+echo "everything as expected"
