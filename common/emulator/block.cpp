@@ -386,8 +386,6 @@ void Block::atomic(const char* what, Place place, const void* at, std::size_t by
                    bool acquires) {
   const Uncounted uncounted;
   note_progress(grid_);
-  last_word = {at, bytes, {}};
-  std::memcpy(last_word.value.data(), at, std::min(bytes, last_word.value.size()));
   if (timeline) {
     spins_ = true;
     let_others_run(what, place);
@@ -399,6 +397,11 @@ void Block::atomic(const char* what, Place place, const void* at, std::size_t by
     let_others_run(what, place);
     spins_ = false;
   }
+  // Others may have run in between. What this thread is about to change, as it is now: a later
+  // change of it is progress.
+  note_progress(grid_);
+  last_word = {at, bytes, {}};
+  std::memcpy(last_word.value.data(), at, std::min(bytes, last_word.value.size()));
   const bool loads = acquires && !releases;
   access(loads ? Kind::atomic_read : Kind::atomic, what, place, at, bytes);
   if (races_ && shared_byte(at))

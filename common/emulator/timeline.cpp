@@ -66,7 +66,13 @@ void Timeline::exited(std::size_t slot, std::size_t t) {
   const Cycles clock = b.lanes[t].clock;
   end_ = std::max(end_, clock);
   slot_free_[slot] = std::max(slot_free_[slot], clock + costs::kNextBlock);
-  --b.lanes_left;
+  if (--b.lanes_left > 0) return;
+  for (std::size_t w = 0; w < b.warps.size(); ++w) {  // so that the code after the last event counts
+    Cycles last = 0;
+    for (std::size_t n = 32 * w; n < std::min(32 * (w + 1), b.lanes.size()); ++n)
+      last = std::max(last, b.lanes[n].clock);
+    trace_.span(b.number, 1 + w, "exit", "exit", last, last);
+  }
 }
 
 // ---- schedule -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 #include "emulator/trace.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 
 namespace attn::emulator {
@@ -125,28 +126,41 @@ std::string Trace::block_json(std::size_t number, std::size_t shown, Cycles unti
   text += metadata("process_name", pid, 0, "\"name\":" + quoted(b.name));
   text += metadata("process_sort_index", pid, 0, sort_index(number));
   // Units first, then warps; the spans of a track in the order in which they nest.
-  std::map<std::pair<bool, std::size_t>, std::vector<const Span*>> tracks;
+  std::map<std::pair<bool, std::size_t>, std::vector<Span>> tracks;
   for (std::size_t w = 0; w < b.warps; ++w) tracks[{true, 1 + w}];
   for (const Span& s : b.spans)
-    if (s.end <= until) tracks[{s.track < kTensorTrack, s.track}].push_back(&s);
+    if (s.end <= until) tracks[{s.track < kTensorTrack, s.track}].push_back(s);
   std::size_t index = 0;
   for (auto& [key, spans] : tracks) {
     const std::size_t track = key.second;
     text += metadata("thread_name", pid, track, "\"name\":" + quoted(track_name(track)));
     text += metadata("thread_sort_index", pid, track, sort_index(index++));
-    std::ranges::stable_sort(spans, [](const Span* a, const Span* c) {
-      return std::pair(a->begin, ~a->end) < std::pair(c->begin, ~c->end);
-    });
+    const auto sort = [&spans] {
+      std::ranges::stable_sort(spans, [](const Span& a, const Span& c) {
+        return std::pair(a.begin, ~a.end) < std::pair(c.begin, ~c.end);
+      });
+    };
+    sort();
+    // The first lane, whose marks are drawn, may come to a wait after others of its warp: a mark
+    // that begins in a wait and outlasts it begins with the wait, around it.
+    const Span* wait = nullptr;
+    for (Span& s : spans)
+      if (std::strcmp(s.kind, "wait") == 0)
+        wait = &s;
+      else if (wait && std::strcmp(s.kind, "mark") == 0 && s.begin < wait->end &&
+               s.end > wait->end)
+        s.begin = wait->begin;
+    sort();
     std::vector<std::uint64_t> open;  // ends of the spans around this one
-    for (const Span* s : spans) {
-      const std::uint64_t begin = nanoseconds(s->begin);
-      std::uint64_t end = nanoseconds(s->end);
+    for (const Span& s : spans) {
+      const std::uint64_t begin = nanoseconds(s.begin);
+      std::uint64_t end = nanoseconds(s.end);
       while (!open.empty() && open.back() <= begin) open.pop_back();
       // Lanes of a warp that went different ways: what began inside a span ends inside.
       if (!open.empty()) end = std::min(end, open.back());
       open.push_back(end);
-      text += named(head("X", pid, track, begin), s->kind, s->name) +
-              ",\"dur\":" + microseconds(end - begin) + arguments(members(s->details)) + "},\n";
+      text += named(head("X", pid, track, begin), s.kind, s.name) +
+              ",\"dur\":" + microseconds(end - begin) + arguments(members(s.details)) + "},\n";
     }
   }
   const auto id = [](std::size_t n) { return ",\"id\":" + std::to_string(n); };

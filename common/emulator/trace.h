@@ -42,7 +42,7 @@ class Trace {
  public:
   /// A block in the order of their start; its number.
   std::size_t add_block(std::string name, std::size_t warps);
-  /// A span of a track: kinds "wait", "arrive", "mark", "unit".
+  /// A span of a track: kinds "wait", "arrive", "mark", "unit", "exit".
   void span(std::size_t block, std::size_t track, const char* kind, const std::string& name,
             Cycles begin, Cycles end, const Details& details = {});
   /// The same of a unit: continues the last span if there is no gap.

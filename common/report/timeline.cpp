@@ -73,7 +73,7 @@ Events read_events(const nlohmann::json& all, const std::string& file) {
     if (phase == "X") {
       const Span span{at, at + value.at("dur").get<double>(), name};
       auto& where = kind == "wait" ? e.waits : kind == "mark" ? e.marks : e.units;
-      if (kind != "arrive") where[track].push_back(span);
+      if (kind != "arrive" && kind != "exit") where[track].push_back(span);
       e.ends[track] = std::max(e.ends[track], span.end);
       const auto [begin, fresh] = e.begins.try_emplace(track.first, at);
       if (!fresh) begin->second = std::min(begin->second, at);
@@ -164,29 +164,36 @@ void add_waits(const Events& e, TimelineSummary& s) {
 
 // The first warps of warpgroups stand for them.
 void add_marks(const Events& e, TimelineSummary& s) {
-  std::map<std::string, std::map<std::size_t, std::vector<Intervals>>> all;  // by name and block
+  struct OfWarps {
+    double time = 0, warps = 0;
+    std::map<std::size_t, std::vector<Intervals>> groups;  // by block
+  };
+  std::map<std::string, OfWarps> all;  // by name
   constexpr std::size_t kWarps = 4;
   for (const auto& [track, spans] : e.marks) {
-    if ((track.second - 1) % kWarps != 0) continue;
     std::map<std::string, std::vector<Span>> named;
     for (const Span& m : spans) named[m.name].push_back(m);
-    for (const auto& [name, some] : named) all[name][track.first].push_back(intervals(some));
+    for (const auto& [name, some] : named) {
+      const Intervals merged = intervals(some);
+      all[name].time += sum(merged), ++all[name].warps;
+      if ((track.second - 1) % kWarps == 0) all[name].groups[track.first].push_back(merged);
+    }
   }
-  for (const auto& [name, blocks] : all) {
-    double time = 0, warpgroups = 0, any = 0, twice = 0;
-    for (const auto& [block, groups] : blocks) {
+  for (const auto& [name, of] : all) {
+    double any = 0, twice = 0;
+    bool several = false;
+    for (const auto& [block, groups] : of.groups) {
+      several |= groups.size() > 1;
       std::vector<Span> spans, shared;
-      for (const Intervals& g : groups) {
-        time += sum(g), ++warpgroups;
+      for (const Intervals& g : groups)
         for (const auto& [begin, end] : g) spans.push_back({begin, end, ""});
-      }
       for (std::size_t i = 0; i < groups.size(); ++i)
         for (std::size_t j = i + 1; j < groups.size(); ++j)
           for (const auto& [begin, end] : both(groups[i], groups[j]))
             shared.push_back({begin, end, ""});
       any += sum(intervals(spans)), twice += sum(intervals(shared));
     }
-    s.marks[name] = {time / warpgroups, any > 0 ? twice / any : 0};
+    s.marks[name] = {of.time / of.warps, several ? twice / any : TimelineSummary::kOneWarpgroup};
   }
 }
 
@@ -316,7 +323,8 @@ std::string rows(const std::map<std::string, double>& a, const std::map<std::str
 
 std::map<std::string, double> at_once(const TimelineSummary& s) {
   std::map<std::string, double> all;
-  for (const auto& [name, mark] : s.marks) all[name] = mark.at_once;
+  for (const auto& [name, mark] : s.marks)
+    if (mark.at_once >= 0) all[name] = mark.at_once;
   return all;
 }
 
@@ -371,9 +379,10 @@ std::string text(const TimelineSummary& s) {
   list("units: at the same time", s.together);
   list("waits, of the time of the warps that wait there", s.waits);
   if (!s.marks.empty()) {
-    out += "\nmarks: time per warpgroup; share of it in which two warpgroups are there at once\n";
+    out += "\nmarks: time per warp; share of it in which two warpgroups are there at once\n";
     for (const auto& [name, m] : s.marks)
-      out += fmt::format("  {:<40} {:>7.2f} us {:>5.1f} %\n", name, m.us, percent(m.at_once));
+      out += fmt::format("  {:<40} {:>7.2f} us{}\n", name, m.us,
+                         m.at_once < 0 ? "" : fmt::format(" {:>5.1f} %", percent(m.at_once)));
   }
   out += "\nlongest chain through arrivals and waits, by what it consists of\n";
   constexpr double kLeast = 0.01;  // of its time
@@ -415,8 +424,8 @@ std::string text(const TimelineSummary& a, const TimelineSummary& b) {
   });
   // Only of marks that both have.
   auto once_a = at_once(a), once_b = at_once(b);
-  std::erase_if(once_a, [&](const auto& mark) { return !b.marks.contains(mark.first); });
-  std::erase_if(once_b, [&](const auto& mark) { return !a.marks.contains(mark.first); });
+  std::erase_if(once_a, [&](const auto& mark) { return !at_once(b).contains(mark.first); });
+  std::erase_if(once_b, [&](const auto& mark) { return !at_once(a).contains(mark.first); });
   words(once_a, once_b, [](const std::string& name, const char* more) {
     return fmt::format("Two warpgroups are in {} at once for {} of its time", name, more);
   });

@@ -20,8 +20,9 @@ struct TimelineSummary {
   std::map<std::string, double> busy, together;
   /// Of the time of those warps that wait there at all, per barrier without its index.
   std::map<std::string, double> waits;
+  static constexpr double kOneWarpgroup = -1;
   struct Mark {
-    double us = 0;       ///< per block and warpgroup
+    double us = 0;       ///< per warp that has it
     double at_once = 0;  ///< share of its time in which two warpgroups are in it
   };
   std::map<std::string, Mark> marks;
@@ -38,7 +39,7 @@ struct TimelineSummary {
 TimelineSummary read_timeline(const std::string& path);
 
 std::string text(const TimelineSummary&);
-/// What B does otherwise than A: in words, and as a table.
+/// How B differs from A: in words, and as a table.
 std::string text(const TimelineSummary& a, const TimelineSummary& b);
 
 }  // namespace attn::report

@@ -35,7 +35,8 @@ function readLanes(events) {
   };
   events.forEach((e, event) => {
     if (e.ph === 'X') {
-      const begin = nanoseconds(e.ts), kind = Math.max(kKinds.indexOf(e.cat), 0);
+      const begin = nanoseconds(e.ts), kind = kKinds.indexOf(e.cat);
+      if (kind < 0) return;  // "exit": the end of a warp
       laneOf(e.pid, e.tid).spans.push(
         {begin, end: begin + nanoseconds(e.dur), kind, name: e.name, event});
     } else if (e.ph === 'b') {

@@ -27,6 +27,10 @@ events_nest() {  # and pair, in steps of each kind of copy
   events "$work/03.json"
   "$decoding" --device emulated --step v8 --seqlen-k 512 --timeline "$work/05.json" >/dev/null
   events "$work/05.json"
+  # Many atomics: threads that yield at each of them do not spin.
+  "$hopper" --device emulated --operation backward --step b2 --head-dim 64 --seqlen 192 \
+    --timeline "$work/06b2.json" >/dev/null
+  events "$work/06b2.json"
 }
 
 same_bytes() {

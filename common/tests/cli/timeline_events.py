@@ -36,10 +36,13 @@ def check_spans(events):
         spans.sort(key=lambda s: (s[0], -s[1]))
         around = []
         for begin, end, e in spans:
-            while around and around[-1] <= begin:
+            while around and around[-1][0] <= begin:
                 around.pop()
-            check(not around or end <= around[-1], f"track {track}: does not nest: {e}")
-            around.append(end)
+            check(not around or end <= around[-1][0], f"track {track}: does not nest: {e}")
+            # A mark is code, of which a wait is a part; it would be cut at the end of the wait.
+            check(not around or e["cat"] != "mark" or around[-1][1] != "wait",
+                  f"track {track}: a mark in a wait: {e}")
+            around.append((end, e["cat"]))
     return tracks
 
 
