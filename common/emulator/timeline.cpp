@@ -67,7 +67,8 @@ void Timeline::exited(std::size_t slot, std::size_t t) {
   end_ = std::max(end_, clock);
   slot_free_[slot] = std::max(slot_free_[slot], clock + costs::kNextBlock);
   if (--b.lanes_left > 0) return;
-  for (std::size_t w = 0; w < b.warps.size(); ++w) {  // so that the code after the last event counts
+  // So that the code after the last event of a warp counts.
+  for (std::size_t w = 0; w < b.warps.size(); ++w) {
     Cycles last = 0;
     for (std::size_t n = 32 * w; n < std::min(32 * (w + 1), b.lanes.size()); ++n)
       last = std::max(last, b.lanes[n].clock);

@@ -209,7 +209,9 @@ function findNames(t, text) {
   const matches = t.names.map(name => name.toLowerCase().includes(wanted)), hits = [];
   for (let i = 0; i < t.count; ++i)
     if (matches[t.name[i]] && t.kind[i] < kTileWrite) hits.push(i);
-  return hits.sort((a, b) => t.begin[a] - t.begin[b] || a - b);
+  // Through the time of one block, then the next: blocks do the same at the same time.
+  const block = i => t.lanes[t.lane[i]].block.order;
+  return hits.sort((a, b) => block(a) - block(b) || t.begin[a] - t.begin[b] || a - b);
 }
 
 if (typeof module !== 'undefined') module.exports = {readTimeline, summarise, findNames, kKinds};
