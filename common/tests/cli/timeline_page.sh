@@ -71,7 +71,7 @@ used() {
   record "$work/t.json"
   use "$work/t.html" 1440 light
   local spans
-  spans=$(grep -c '^{"ph":"[Xb]"' "$work/t.json")
+  spans=$(grep '^{"ph":"[Xb]"' "$work/t.json" | grep -vc '"cat":"exit"')
   grep -q "^spans $spans," "$work/result" || fail "$spans spans in the file"
 }
 
