@@ -80,7 +80,7 @@ class Timeline {
     std::size_t slot, t;
   };
   void ready(std::size_t slot, std::size_t t);
-  /// Whose turn it is: nobody's if all threads wait for each other.
+  /// The thread to run next; nothing if all threads wait for each other.
   std::optional<Next> next();
   /// Removes it from the queue: it runs.
   void begin();

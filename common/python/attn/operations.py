@@ -7,7 +7,7 @@ float16, float32, bf16 (attn.bf16, ml_dtypes, torch.bfloat16). `step` names a st
 Errors are one line: attn.InvalidValue, attn.Unsupported, attn.DeviceError, attn.KernelError.
 """
 from .calls import Call, Repeated, masks, repeat, repeated
-from .library import InvalidValue, number, whole
+from .library import DTYPES, InvalidValue, number, whole
 from . import arrays
 
 
@@ -71,7 +71,6 @@ def _dropout(call, dropout, seed):
 def _forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi, dropout, seed,
              cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout, step, return_lse, out,
              stream):
-    from .library import DTYPES
     key = None
     plain = alibi is cu_seqlens_q is cu_seqlens_k is out is stream is None and not dropout
     if plain and arrays.dense_torch(q, k, v):
@@ -132,7 +131,6 @@ def backward(q, k, v, o, lse, dout, *, causal=False, window=None, scale=None, so
              alibi=None, dropout=0.0, seed=0, cu_seqlens_q=None, cu_seqlens_k=None,
              max_seqlen_q=None, max_seqlen_k=None, layout="bhnd", step=None, stream=None):
     """Gradients of attention: (dq, dk, dv), from a forward pass's o and lse and from dout."""
-    from .library import DTYPES
     key = None
     plain = alibi is cu_seqlens_q is cu_seqlens_k is stream is None and not dropout
     if plain and arrays.dense_torch(q, k, v, o, lse, dout):
@@ -189,7 +187,6 @@ def decode(q, k, v, lengths, *, causal=False, window=None, scale=None, softcap=0
     `dtype`: "int8", "int4" or "e4m3" for a step that quantises the cache. Steps that schedule on
     the host need `host_lengths` if `lengths` is on a GPU.
     """
-    from .library import DTYPES
     call = Call("decode", layout, step, stream)
     qv, kv, vv = _attention(call, q, k, v, None, None, None, None)
     masks(call, causal, window, scale, softcap)
@@ -235,7 +232,6 @@ def _check_table(call, page_table, known):
 
 def _paged(operation, q, k_pages, v_pages, page_table, lengths, causal, window, scale, softcap,
            sinks, host_lengths, cu_seqlens_q, max_seqlen_q, layout, step, return_lse, stream):
-    from .library import DTYPES
     call = Call(operation, layout, step, stream)
     kv = _pools(call, k_pages, v_pages, page_table)
     is_latent = operation == "paged_decode" and kv.shape[2:] == (1, 576)
@@ -297,7 +293,6 @@ def paged_append(k_new, v_new, k_pages, v_pages, page_table, lengths, *, host_le
 
     k_new, v_new [B, n, Hkv, d] become the last n of the `lengths` tokens of each sequence.
     """
-    from .library import DTYPES
     call = Call("paged_append", "bnhd", step, stream)
     kv = _pools(call, k_pages, v_pages, page_table, written=True)
     dims = ("B", "n", "Hkv", "d")
