@@ -1,31 +1,17 @@
 /// \file
-/// libattention on a GPU: every step, captured graphs, streams of several threads; and the host
-/// time of a call next to that of the step's own launch.
-#include "api/tests/calls.h"
+/// libattention on a GPU: every step, captured graphs, streams of several threads.
+#include "api/tests/gpu_calls.h"
 
 #if ATTN_HAVE_CUDA
 #include <cuda_runtime_api.h>
-#include <fmt/format.h>
 
-#include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <thread>
 
 using namespace attn;
 using namespace attn::tests;
 
 namespace {
-
-const api::NamedStep& step_named(const std::string& name) {
-  for (const api::NamedStep& named : api::all_steps())
-    if (named.name == name) return named;
-  throw std::invalid_argument(name);
-}
-bool runs_here(const Step& step) {
-  const GpuInfo& gpu = gpu_info();
-  return step.launch.gpu && !lacks(step, gpu.name, 10 * gpu.cc_major + gpu.cc_minor);
-}
 
 class OwnStream {
  public:
@@ -38,39 +24,6 @@ class OwnStream {
  private:
   cudaStream_t stream_ = nullptr;
 };
-
-// A problem of a step on the GPU, with its tensors and an expected output.
-struct OnGpu {
-  Problem p;
-  attn_problem problem;
-  CallTensors tensors;
-  std::vector<std::byte> o;
-  OnGpu(const std::string& name, api::Call call) : p(*problem_for(*step_named(name).step)) {
-    const Operation& op = *step_named(name).step->operation;
-    problem = abi_problem(p, op);
-    problem.backend = ATTN_GPU;
-    problem.step = step_named(name).name.c_str();
-    tensors = tensors_of(op, p, draw(op, p).tensors, {}, Backend::gpu);
-    REQUIRE(run(call, problem, tensors.tensors) == "");
-    synchronize(Backend::gpu);
-    o = tensors.bytes("o");
-  }
-};
-
-// Microseconds of the host for one call, the median of many.
-template <class Body>
-double host_time(Body body) {
-  std::vector<double> times;
-  for (int n = 0; n < 300; ++n) {
-    const auto begin = std::chrono::steady_clock::now();
-    body();
-    const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - begin;
-    if (n >= 100) times.push_back(time.count());
-    if (n % 50 == 0) synchronize(Backend::gpu);
-  }
-  std::ranges::nth_element(times, times.begin() + 100);
-  return times[100];
-}
 
 }  // namespace
 
@@ -137,36 +90,5 @@ TEST_CASE("one plan runs in streams of several threads", "[gpu]") {
     });
   for (std::thread& thread : threads) thread.join();
   CHECK(right == 4);
-}
-
-TEST_CASE("host time of a call next to the step's own launch", "[gpu]") {
-  fmt::print("{:<32} {:>10} {:>10}  us of the host\n", "step", "attn_run", "launch");
-  for (const auto& [name, call] : {std::pair("04_flash_v2/v13_tuned", api::Call::forward),
-                                   {"06_flash_v3_hopper/v14_tuned", api::Call::forward},
-                                   {"05_flash_decoding/v14_unified_max", api::Call::decode},
-                                   {"07_paged/v14_cross_work_tile", api::Call::paged_decode}}) {
-    const api::NamedStep& named = step_named(name);
-    if (!runs_here(*named.step)) continue;
-    OnGpu g(name, call);
-    const std::unique_ptr<attn_plan> plan = api::make_plan(call, &g.problem);
-    const auto bytes = static_cast<std::size_t>(plan->workspace_bytes);
-    Memory workspace(bytes, 0, Backend::gpu);
-    const attn_tensors& t = g.tensors.tensors;
-    REQUIRE(attn_prepare(plan.get(), &t, workspace.data(), bytes, nullptr) == ATTN_OK);
-    const double by_api = host_time([&] {
-      if (attn_run(plan.get(), &t, workspace.data(), bytes, nullptr) != ATTN_OK)
-        throw std::runtime_error(attn_last_error());
-    });
-    Arguments arguments(plan->problem, plan->device);
-    for (auto& [of, memory] : g.tensors.memory) arguments.bind(of, memory.data());
-    for (const auto& region : plan->regions)
-      arguments.bind(region.name, workspace.data() + region.offset);
-    const double direct = host_time([&] {
-      if (const Status status = named.step->launch.gpu(arguments); !status.ok())
-        throw std::runtime_error(status.message);
-    });
-    fmt::print("{:<32} {:>10.2f} {:>10.2f}\n", name, by_api, direct);
-    CHECK(by_api < direct + 2);
-  }
 }
 #endif
