@@ -369,7 +369,7 @@ profiled_problem() {  # CHAPTER STEP
     08_quant_sparse/s1_*) echo "$(tokens 128 8192) --mask random:0.25" ;;
     08_quant_sparse/s2_*) echo "--heads 16 --head-dim 128 --seqlen 8192 --mask flashmask:document" ;;
     08_quant_sparse/s3_*) echo "$kCanvas,18x24x24" ;;
-    08_quant_sparse/s[57]_*) echo "$kField8k --keep 0.25" ;;
+    08_quant_sparse/s[46]_*) echo "$kField8k --keep 0.25" ;;
     08_quant_sparse/s5_*) echo "$kField8k --keep 0.25 --skip-below 8" ;;
     08_quant_sparse/s7_* | 08_quant_sparse/s8_* | 08_quant_sparse/s9_*)
       echo "$kField8k --keep 0.25 --dtype e4m3" ;;

@@ -79,11 +79,6 @@ def is_torch(x):
     return torch is not None and isinstance(x, torch.Tensor)
 
 
-def dense_torch(*tensors):
-    """Whether all are tensors of PyTorch with strides."""
-    return all(is_torch(x) and x.layout == _torch().strided for x in tensors)
-
-
 def _of_numpy(x, name):
     bits, family = x, "numpy"
     if isinstance(x, Bf16):

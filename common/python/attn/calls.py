@@ -2,6 +2,7 @@
 import collections
 import contextlib
 import ctypes as c
+import functools
 import sys
 import threading
 
@@ -37,7 +38,8 @@ class Plan:
             self._library.attn_plan_destroy(self._handle)
 
     def run(self, tensors, stream, of):
-        """Launches. `of`: a view whose library allocates the workspace."""
+        """Launches. `tensors`: an attn_tensors, or its words. `of`: a view whose library allocates
+        the workspace."""
         stream = stream or None
         if self.bytes == 0:
             lib.call("attn_run", self._handle, c.byref(tensors), None, 0, stream)
@@ -76,8 +78,17 @@ class Plan:
         return dlpack.Memory(of.backend, self.bytes), False
 
 
+# PyTorch's functions of Python take longer than these, which they call.
 def _capturing():
-    return arrays._torch().cuda.is_current_stream_capturing()
+    return arrays._torch()._C._cuda_isCurrentStreamCapturing()
+
+
+def _current_device():
+    return arrays._torch()._C._cuda_getDevice()
+
+
+def _current_stream(device):
+    return arrays._torch()._C._cuda_getCurrentRawStream(device)
 
 
 def plan_of(operation, fields, lists):
@@ -273,47 +284,53 @@ class Repeated:
     """A call on PyTorch tensors whose checks need not be repeated for tensors of the same shapes,
     strides, types, device and alignment: the checks take longer than a short kernel."""
 
-    def __init__(self, call, plan, of, outputs):
-        self._plan, self._template = plan, lib.Tensors.from_buffer_copy(call.tensors)
+    def __init__(self, call, plan, of, inputs, outputs):
         torch = arrays._torch()
-        self._device, self._on_gpu = of.owner.device, of.device != "cpu"
-        self._outputs = [(name, tuple(x.shape), x.dtype) for name, x in outputs]
-        self._names = [name for name, _, _ in self._outputs]
+        size = c.sizeof(lib.Tensors)
+        self._plan = plan
+        self._words = (c.c_uint64 * (size // 8)).from_buffer_copy(call.tensors)
+        self._places = [getattr(lib.Tensors, name).offset // 8
+                        for name in (*inputs, *(name for name, _ in outputs))]
+        self._inputs = len(inputs)
+        self._device = of.owner.device.index if of.device != "cpu" else None
+        self._empty = [functools.partial(torch.empty, tuple(x.shape), dtype=x.dtype,
+                                         device=of.owner.device) for _, x in outputs]
         # For workspaces: the device without the tensor.
         self._of = arrays.View("", 0, (), (), of.dtype, of.device,
-                               torch.empty(0, device=self._device), "torch")
+                               torch.empty(0, device=of.owner.device), "torch")
 
     @staticmethod
     def key(tensors, *options):
         """What must be equal for a call to be repeated; None if it has to be checked."""
-        try:
-            hash(options)
-        except TypeError:
+        torch = arrays._torch()
+        if torch is None:
             return None
-        grad = arrays._torch().is_grad_enabled()
-        key = [options]
+        grad, key = torch.is_grad_enabled(), [options]
         for x in tensors:
-            if x.data_ptr() % 16 or x.is_neg() or grad and x.requires_grad:
+            if (not isinstance(x, torch.Tensor) or x.layout is not torch.strided or
+                    x.data_ptr() % 16 or x.is_neg() or grad and x.requires_grad):
                 return None
             key += x.shape, x.stride(), x.dtype, x.device
-        return tuple(key)
+        try:
+            key = tuple(key)
+            hash(key)
+        except TypeError:
+            return None
+        return key
 
-    def run(self, **inputs):
-        torch = arrays._torch()
-        t = lib.Tensors.from_buffer_copy(self._template)
-        results = [torch.empty(shape, dtype=dtype, device=self._device)
-                   for _, shape, dtype in self._outputs]
-        inputs.update(zip(self._names, results))
-        t.lse = inputs.pop("lse").data_ptr()
-        for name, x in inputs.items():
-            getattr(t, name).data = x.data_ptr()
-        if not self._on_gpu:
-            self._plan.run(t, 0, self._of)
-        elif torch.cuda.current_device() == self._device.index:
-            self._plan.run(t, torch.cuda.current_stream().cuda_stream, self._of)
+    def run(self, *inputs):
+        """Launches with new tensors for the outputs, and returns these."""
+        results = [empty() for empty in self._empty]
+        words = type(self._words).from_buffer_copy(self._words)
+        for place, x in zip(self._places, (*inputs, *results)):
+            words[place] = x.data_ptr()
+        if self._device is None:
+            self._plan.run(words, 0, self._of)
+        elif _current_device() == self._device:
+            self._plan.run(words, _current_stream(self._device), self._of)
         else:
-            with torch.cuda.device(self._device):
-                self._plan.run(t, torch.cuda.current_stream().cuda_stream, self._of)
+            with arrays._torch().cuda.device(self._device):
+                self._plan.run(words, _current_stream(self._device), self._of)
         return results
 
 

@@ -101,8 +101,8 @@ def _declare(lib):
             ("attn_plan_step", c.c_char_p, [pointer]),
             ("attn_plan_prepare_reads_tensors", c.c_int, [pointer]),
             ("attn_plan_destroy", None, [pointer]),
-            ("attn_prepare", c.c_int, [pointer, tensors, pointer, c.c_size_t, pointer]),
-            ("attn_run", c.c_int, [pointer, tensors, pointer, c.c_size_t, pointer]),
+            ("attn_prepare", c.c_int, [pointer, pointer, pointer, c.c_size_t, pointer]),
+            ("attn_run", c.c_int, [pointer, pointer, pointer, c.c_size_t, pointer]),
             ("attn_allocate", c.c_int, [c.c_int32, c.c_size_t, c.POINTER(pointer)]),
             ("attn_free", None, [c.c_int32, pointer]),
             ("attn_stream_wait", c.c_int, [pointer, pointer]),
@@ -148,7 +148,7 @@ def library():
 
 def call(name, *arguments):
     """Calls a function that returns a status, and raises its error."""
-    lib = library()
+    lib = _library or library()
     status = getattr(lib, name)(*arguments)
     if status != 0:
         raise _ERRORS.get(status, Error)(lib.attn_last_error().decode())

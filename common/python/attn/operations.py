@@ -73,12 +73,12 @@ def _forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi, d
              stream):
     key = None
     plain = alibi is cu_seqlens_q is cu_seqlens_k is out is stream is None and not dropout
-    if plain and arrays.dense_torch(q, k, v):
+    if plain:
         key = Repeated.key((q, k, v), operation, dtype, causal, window, scale, softcap, layout,
                            step)
-        again = repeated.get(key)
+        again = repeated.get(key) if key else None
         if again:
-            o, lse = again.run(q=q, k=k, v=v)
+            o, lse = again.run(q, k, v)
             return (o, lse) if return_lse else o
     call = Call(operation, layout, step, stream)
     qv, kv, vv = _attention(call, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
@@ -92,7 +92,7 @@ def _forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi, d
     o = call.output("o", qv, qv.shape, element, out, packed)
     lse = call.output("lse", qv, _lse_shape(call, call.sizes(qv, packed)[2]), "fp32")
     plan = call.run(qv)
-    repeat(key, lambda: Repeated(call, plan, qv, (("o", o), ("lse", lse))))
+    repeat(key, lambda: Repeated(call, plan, qv, "qkv", (("o", o), ("lse", lse))))
     return (o, lse) if return_lse else o
 
 
@@ -133,12 +133,12 @@ def backward(q, k, v, o, lse, dout, *, causal=False, window=None, scale=None, so
     """Gradients of attention: (dq, dk, dv), from a forward pass's o and lse and from dout."""
     key = None
     plain = alibi is cu_seqlens_q is cu_seqlens_k is stream is None and not dropout
-    if plain and arrays.dense_torch(q, k, v, o, lse, dout):
+    if plain:
         key = Repeated.key((q, k, v, o, lse, dout), "backward", causal, window, scale, softcap,
                            layout, step)
-        again = repeated.get(key)
+        again = repeated.get(key) if key else None
         if again:
-            return tuple(again.run(q=q, k=k, v=v, o=o, lse=lse, dout=dout))
+            return tuple(again.run(q, k, v, o, lse, dout))
     call = Call("backward", layout, step, stream)
     qv, kv, vv = _attention(call, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     masks(call, causal, window, scale, softcap)
@@ -156,7 +156,8 @@ def backward(q, k, v, o, lse, dout, *, causal=False, window=None, scale=None, so
     gradients = tuple(call.output(name, qv, of.shape, element, packed=packed)
                       for name, of in (("dq", qv), ("dk", kv), ("dv", vv)))
     plan = call.run(qv)
-    repeat(key, lambda: Repeated(call, plan, qv, zip(("dq", "dk", "dv"), gradients)))
+    repeat(key, lambda: Repeated(call, plan, qv, ("q", "k", "v", "o", "lse", "dout"),
+                                 tuple(zip(("dq", "dk", "dv"), gradients))))
     return gradients
 
 

@@ -3,6 +3,8 @@
 CUDA tensors run on the GPU in PyTorch's current stream, CPU tensors in the emulator. The operators
 torch.ops.attn.* take pointers and strides of tensors, know the shapes of their results without
 running (torch.compile), and never return an input. They need PyTorch 1.13; torch.compile needs 2.4.
+`attention` uses them only where PyTorch traces: the dispatch of an operator takes as long as the
+rest of a call.
 """
 import torch
 
@@ -120,12 +122,25 @@ _register("paged_append(Tensor k_new, Tensor v_new, Tensor(a!) k_pages, Tensor(b
           "page_table, Tensor lengths, str step) -> ()", _paged_append, lambda *_: None)
 
 
+_is_compiling = torch.compiler.is_compiling if hasattr(torch, "compiler") else lambda: False
+_has_transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+
+
+def _is_eager(*tensors):
+    """Whether nothing but the result of this call is asked for: no compiler, trace, mode, vmap."""
+    return not (_is_compiling() or torch._C._get_tracing_state() or _has_transforms() or
+                torch._C._len_torch_dispatch_stack() or
+                any(type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter
+                    for x in tensors))
+
+
 class _Attention(torch.autograd.Function):
     """An operator of its own would cost a call more; the gradient is found here instead."""
 
     @staticmethod
     def forward(ctx, q, k, v, alibi, cu_q, cu_k, options, backward_step):
-        o, lse = torch.ops.attn.forward(q, k, v, alibi, cu_q, cu_k, *options)
+        run = _forward if _is_eager(q, k, v) else torch.ops.attn.forward
+        o, lse = run(q, k, v, alibi, cu_q, cu_k, *options)
         ctx.save_for_backward(q, k, v, o, lse, alibi, cu_q, cu_k)
         ctx.options = *options[:-1], backward_step
         ctx.mark_non_differentiable(lse)
@@ -135,8 +150,8 @@ class _Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout, _):
         q, k, v, o, lse, alibi, cu_q, cu_k = ctx.saved_tensors
-        gradients = torch.ops.attn.backward(q, k, v, o, lse, dout.contiguous(), alibi, cu_q, cu_k,
-                                            *ctx.options)
+        run = _backward if _is_eager(q, k, v, dout) else torch.ops.attn.backward
+        gradients = run(q, k, v, o, lse, dout.contiguous(), alibi, cu_q, cu_k, *ctx.options)
         return (*gradients, *(None,) * 5)
 
 
@@ -148,10 +163,18 @@ def attention(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, al
     lse has no gradient. With alibi there are none at all, and no second derivatives. Without
     `seed`, dropout draws one from PyTorch's CPU generator (torch.manual_seed).
     """
-    if alibi is not None and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if differentiated and alibi is not None:
         raise lib.Unsupported("alibi: no step has gradients with it")
     if seed is None:
         seed = int(torch.randint(2 ** 62, ())) if dropout else 0
+    if not differentiated and _is_eager(q, k, v):
+        o, lse = operations.forward(
+            q, k, v, causal=causal, window=window, scale=scale, softcap=softcap, alibi=alibi,
+            dropout=dropout, seed=seed, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+            max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, layout=layout, step=step,
+            return_lse=True)
+        return (o, lse) if return_lse else o
     options = (max_seqlen_q or 0, max_seqlen_k or 0, float(dropout), seed, lib.scale_of(scale),
                float(softcap or 0), bool(causal), *lib.window_of(window), layout, step or "")
     o, lse = _Attention.apply(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options,
