@@ -42,7 +42,7 @@ class Plan:
         the workspace."""
         stream = stream or None
         if self.bytes == 0:
-            lib.call("attn_run", self._handle, c.byref(tensors), None, 0, stream)
+            lib.check(self._library.attn_run(self._handle, c.byref(tensors), None, 0, stream))
             return
         with self._lock:  # so that no other thread prepares between the two calls
             if of.family == "torch" and of.device != "cpu" and _capturing():
@@ -51,8 +51,8 @@ class Plan:
                 workspace, prepared = self._workspace(stream, of)
             arguments = (self._handle, c.byref(tensors), workspace.pointer, self.bytes, stream)
             if not prepared or self._prepare_reads:
-                lib.call("attn_prepare", *arguments)
-            lib.call("attn_run", *arguments)
+                lib.check(self._library.attn_prepare(*arguments))
+            lib.check(self._library.attn_run(*arguments))
             if not prepared:  # kept once it was prepared without an error
                 self._workspaces[stream] = workspace
 
@@ -285,16 +285,18 @@ class Repeated:
     strides, types, device and alignment: the checks take longer than a short kernel."""
 
     def __init__(self, call, plan, of, inputs, outputs):
+        """`inputs`, `outputs`: (name, tensor, ...) in the order of `run`."""
         torch = arrays._torch()
-        size = c.sizeof(lib.Tensors)
         self._plan = plan
-        self._words = (c.c_uint64 * (size // 8)).from_buffer_copy(call.tensors)
-        self._places = [getattr(lib.Tensors, name).offset // 8
-                        for name in (*inputs, *(name for name, _ in outputs))]
-        self._inputs = len(inputs)
+        self._words = (c.c_uint64 * (c.sizeof(lib.Tensors) // 8)).from_buffer_copy(call.tensors)
+        self._places = [getattr(lib.Tensors, name).offset // 8 for name, _ in inputs + outputs]
         self._device = of.owner.device.index if of.device != "cpu" else None
+        # An input that an output can be made like, which is faster than by shape and type.
+        self._like = [next((n for n, (_, y) in enumerate(inputs) if y.is_contiguous() and
+                            y.shape == x.shape and y.dtype == x.dtype), None) for _, x in outputs]
         self._empty = [functools.partial(torch.empty, tuple(x.shape), dtype=x.dtype,
                                          device=of.owner.device) for _, x in outputs]
+        self._unread = {}  # stream -> the last output, where nobody asked for it
         # For workspaces: the device without the tensor.
         self._of = arrays.View("", 0, (), (), of.dtype, of.device,
                                torch.empty(0, device=of.owner.device), "torch")
@@ -318,20 +320,28 @@ class Repeated:
             return None
         return key
 
-    def run(self, *inputs):
-        """Launches with new tensors for the outputs, and returns these."""
-        results = [empty() for empty in self._empty]
+    def run(self, inputs, wants_all=True):
+        """Launches, and returns the outputs: new tensors, the last one only if `wants_all`."""
+        if self._device is None or _current_device() == self._device:
+            return self._run(inputs, wants_all)
+        with arrays._torch().cuda.device(self._device):
+            return self._run(inputs, wants_all)
+
+    def _run(self, inputs, wants_all):
+        stream = 0 if self._device is None else _current_stream(self._device)
+        like = arrays._torch().empty_like
+        results = [empty() if n is None else like(inputs[n])
+                   for n, empty in zip(self._like[:-1], self._empty)]
+        last = None if wants_all else self._unread.get(stream)
+        if last is None:
+            last = self._empty[-1]()
+            if not wants_all and (self._device is None or not _capturing()):
+                self._unread[stream] = last
         words = type(self._words).from_buffer_copy(self._words)
-        for place, x in zip(self._places, (*inputs, *results)):
+        for place, x in zip(self._places, (*inputs, *results, last)):
             words[place] = x.data_ptr()
-        if self._device is None:
-            self._plan.run(words, 0, self._of)
-        elif _current_device() == self._device:
-            self._plan.run(words, _current_stream(self._device), self._of)
-        else:
-            with arrays._torch().cuda.device(self._device):
-                self._plan.run(words, _current_stream(self._device), self._of)
-        return results
+        self._plan.run(words, stream, self._of)
+        return (*results, last) if wants_all else results
 
 
 repeated = collections.OrderedDict()  # Repeated.key() -> Repeated

@@ -148,10 +148,13 @@ def library():
 
 def call(name, *arguments):
     """Calls a function that returns a status, and raises its error."""
-    lib = _library or library()
-    status = getattr(lib, name)(*arguments)
-    if status != 0:
-        raise _ERRORS.get(status, Error)(lib.attn_last_error().decode())
+    check(getattr(_library or library(), name)(*arguments))
+
+
+def check(status):
+    """Raises the error of a call of this thread that did not return 0."""
+    if status:
+        raise _ERRORS.get(status, Error)(library().attn_last_error().decode())
 
 
 def text_of(name, *arguments):

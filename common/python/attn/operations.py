@@ -78,8 +78,8 @@ def _forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi, d
                            step)
         again = repeated.get(key) if key else None
         if again:
-            o, lse = again.run(q, k, v)
-            return (o, lse) if return_lse else o
+            found = again.run((q, k, v), return_lse)
+            return found if return_lse else found[0]
     call = Call(operation, layout, step, stream)
     qv, kv, vv = _attention(call, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     masks(call, causal, window, scale, softcap)
@@ -92,7 +92,8 @@ def _forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi, d
     o = call.output("o", qv, qv.shape, element, out, packed)
     lse = call.output("lse", qv, _lse_shape(call, call.sizes(qv, packed)[2]), "fp32")
     plan = call.run(qv)
-    repeat(key, lambda: Repeated(call, plan, qv, "qkv", (("o", o), ("lse", lse))))
+    repeat(key, lambda: Repeated(call, plan, qv, (("q", q), ("k", k), ("v", v)),
+                                 (("o", o), ("lse", lse))))
     return (o, lse) if return_lse else o
 
 
@@ -138,7 +139,7 @@ def backward(q, k, v, o, lse, dout, *, causal=False, window=None, scale=None, so
                            layout, step)
         again = repeated.get(key) if key else None
         if again:
-            return tuple(again.run(q, k, v, o, lse, dout))
+            return again.run((q, k, v, o, lse, dout))
     call = Call("backward", layout, step, stream)
     qv, kv, vv = _attention(call, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     masks(call, causal, window, scale, softcap)
@@ -156,8 +157,9 @@ def backward(q, k, v, o, lse, dout, *, causal=False, window=None, scale=None, so
     gradients = tuple(call.output(name, qv, of.shape, element, packed=packed)
                       for name, of in (("dq", qv), ("dk", kv), ("dv", vv)))
     plan = call.run(qv)
-    repeat(key, lambda: Repeated(call, plan, qv, ("q", "k", "v", "o", "lse", "dout"),
-                                 tuple(zip(("dq", "dk", "dv"), gradients))))
+    repeat(key, lambda: Repeated(
+        call, plan, qv, tuple(zip(("q", "k", "v", "o", "lse", "dout"), (q, k, v, o, lse, dout))),
+        tuple(zip(("dq", "dk", "dv"), gradients))))
     return gradients
 
 

@@ -126,12 +126,14 @@ _is_compiling = torch.compiler.is_compiling if hasattr(torch, "compiler") else l
 _has_transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 
 
-def _is_eager(*tensors):
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_eager(q, k, v):
     """Whether nothing but the result of this call is asked for: no compiler, trace, mode, vmap."""
-    return not (_is_compiling() or torch._C._get_tracing_state() or _has_transforms() or
-                torch._C._len_torch_dispatch_stack() or
-                any(type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter
-                    for x in tensors))
+    return (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and
+            not (_is_compiling() or torch._C._get_tracing_state() or _has_transforms() or
+                 torch._C._len_torch_dispatch_stack()))
 
 
 class _Attention(torch.autograd.Function):
@@ -144,13 +146,16 @@ class _Attention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, o, lse, alibi, cu_q, cu_k)
         ctx.options = *options[:-1], backward_step
         ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)  # lse's would be zeros, a launch
         return o, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout, _):
+        if dout is None:
+            return (None,) * 8
         q, k, v, o, lse, alibi, cu_q, cu_k = ctx.saved_tensors
-        run = _backward if _is_eager(q, k, v, dout) else torch.ops.attn.backward
+        run = _backward if _is_eager(q, o, dout) else torch.ops.attn.backward
         gradients = run(q, k, v, o, lse, dout.contiguous(), alibi, cu_q, cu_k, *ctx.options)
         return (*gradients, *(None,) * 5)
 
@@ -163,7 +168,8 @@ def attention(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, al
     lse has no gradient. With alibi there are none at all, and no second derivatives. Without
     `seed`, dropout draws one from PyTorch's CPU generator (torch.manual_seed).
     """
-    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    differentiated = torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad)
     if differentiated and alibi is not None:
         raise lib.Unsupported("alibi: no step has gradients with it")
     if seed is None:

@@ -44,7 +44,7 @@ class Torch(unittest.TestCase):
                          **self.training)
         theirs = losses_of(plain_attention, self.device, **self.training)
         self.assertLess((ours - theirs).abs().max().item(), 0.02)
-        self.assertLess(ours[-5:].mean(), ours[0] - 0.3)  # it has learnt something
+        self.assertLess(ours[-5:].mean(), ours[0] - 0.2)  # it has learnt something
 
     def test_forward_and_types(self):
         for dtype, most in ((torch.float32, 1e-5), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)):
