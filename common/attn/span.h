@@ -31,6 +31,16 @@ struct Span {
 #define ATTN_SPAN(name) ATTN_SPAN_AT(name, __LINE__)
 #define ATTN_SPAN_END(name) attn::emulator::end_mark(name);
 #else
+#ifdef ATTN_RECORD_TIMELINE
+#define ATTN_SPAN_NAME(line) attn_span_##line
+#define ATTN_SPAN_AT(name, line) \
+  const attn::RecordedSpan<attn::record_hash(name), attn::record_ended(line)> ATTN_SPAN_NAME(line);
+#define ATTN_SPAN(name) ATTN_SPAN_AT(name, __LINE__)
+#define ATTN_SPAN_END(name) \
+  attn::record_mark(attn::RecordKind::mark_end, \
+                    std::integral_constant<std::uint32_t, attn::record_hash(name)>::value);
+#else
 #define ATTN_SPAN(name)
 #define ATTN_SPAN_END(name)
+#endif
 #endif
