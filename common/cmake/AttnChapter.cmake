@@ -264,6 +264,7 @@ function(attn_add_chapter chapter)
                                           ${common}/tests/test_not_finite.cpp
                                           ${common}/tests/test_e4m3_steps.cpp
                                           ${common}/tests/test_launches.cpp
+                                          ${common}/tests/test_recorded.cpp
                                           ${common}/report/code_keys.cpp  # for test_model.cpp
                                           ${common}/report/containers.cpp
                                           ${common}/report/sha256.cpp ${common}/report/tokens.cpp)

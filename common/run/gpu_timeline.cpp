@@ -340,7 +340,7 @@ void normalise(SmShares& s) {
 
 }  // namespace
 
-GpuTimeline add_to_trace(const RecordedLaunch& launch, const std::string& step_file,
+GpuTimeline add_to_trace(const RecordedLaunch& launch, const char* step_file,
                          std::size_t most_bytes, emulator::Trace& trace) {
   constexpr std::size_t kEventBytes = 40;  // of a file, at least
   constexpr std::size_t kParts = 64;
@@ -370,7 +370,7 @@ GpuTimeline add_to_trace(const RecordedLaunch& launch, const std::string& step_f
             grid_index(launch.kernels[kernel], number),
             static_cast<double>(warp.events.empty() ? block.begin : warp.events.back().end) / 1000);
     if (trace.blocks() == 0 || events * kEventBytes < most_bytes) {
-      BlockWriter(launch, members[kernel], block, step_file.c_str(), trace);
+      BlockWriter(launch, members[kernel], block, step_file, trace);
       for (const Warp& w : block.warps) events += w.events.size();
     } else {
       trace.omit_block();

@@ -30,8 +30,9 @@ struct GpuTimeline {
 };
 
 /// Adds as many blocks to `trace` as a file of `most_bytes` may have room for, in the order of
-/// their begin. `trace` must be in nanoseconds. `step_file`: "06_flash_v3_hopper/v6_pingpong.cu".
-GpuTimeline add_to_trace(const RecordedLaunch& launch, const std::string& step_file,
+/// their begin. `trace` must be in nanoseconds. `step_file` must outlive it:
+/// "06_flash_v3_hopper/v6_pingpong.cu".
+GpuTimeline add_to_trace(const RecordedLaunch& launch, const char* step_file,
                          std::size_t most_bytes, emulator::Trace& trace);
 
 }  // namespace attn

@@ -83,7 +83,8 @@ Status TimelineRecorder::record_gpu(Session& session, const Step& step) {
   m.clock_mhz = clocks.mhz, m.residual_ns = clocks.residual_ns;
   m.resolution_ns = clocks.resolution_ns;
   trace_ = emulator::Trace(1000);  // nanoseconds
-  m.of = add_to_trace(launch, run_.chapter + "/" + step.name + ".cu",
+  step_file_ = run_.chapter + "/" + step.name + ".cu";
+  m.of = add_to_trace(launch, step_file_.c_str(),
                       static_cast<std::size_t>(options_.timeline_limit * kMega), trace_);
   for (std::size_t n = 0; n < m.of.over_time.size(); ++n) {
     const SmShares& s = m.of.over_time[n];

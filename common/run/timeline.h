@@ -41,7 +41,8 @@ class TimelineRecorder {
 
   const Options& options_;
   const RunResult& run_;
-  Step recorded_;  // launches the recorded build
+  Step recorded_;          // launches the recorded build
+  std::string step_file_;  // "06_flash_v3_hopper/v6_pingpong.cu"
   std::optional<Measured> measured_;
   emulator::Trace trace_;
 };
