@@ -7,9 +7,9 @@
 #include "attn/kernel.h"
 
 /// ATTN_SPAN("softmax") marks the rest of its scope, or the code up to ATTN_SPAN_END("softmax") in
-/// it. No semicolon follows. `--timeline` draws the mark on the track of the warp. On a GPU both
-/// expand to nothing: marks change neither machine code nor the key of a measurement. At most 12
-/// names per step.
+/// it. No semicolon follows. `--timeline` draws the mark on the track of the warp. In the ordinary
+/// build for a GPU both expand to nothing: marks change neither machine code nor the key of a
+/// measurement. At most 12 names per step. In the recorded build (attn/record.h) they are stamps.
 #ifdef ATTN_EMULATED
 namespace attn::emulator {
 // The number of marks that the running thread has open; opens one, closes those above a number, or

@@ -103,7 +103,7 @@ Status Recording::add(const void* kernel, const unsigned (&grid)[3], unsigned th
   fresh = true;
   index = impl_->kernels.size();
   if (index == kRecordTargets)
-    return Status::unsupported("--timeline: at most " + std::to_string(kRecordTargets) +
+    return Status::device_error("--timeline: at most " + std::to_string(kRecordTargets) +
                                " kernels of a step can be recorded");
   // The size tells kernels of a file apart: no two have the same.
   const auto taken = [&] {
@@ -120,7 +120,7 @@ Status Recording::add(const void* kernel, const unsigned (&grid)[3], unsigned th
   const std::uint64_t most = impl_->kernels.empty() ? kMostBytes / sizeof(Record) / rings
                                                     : impl_->kernels[0].shape.capacity;
   if (most < kLeastRecords)
-    return Status::unsupported(
+    return Status::device_error(
         "--timeline: " + std::to_string(shape.count()) + " blocks of " +
         std::to_string(shape.warps) + " warps: at most " +
         std::to_string(kMostBytes / sizeof(Record) / kLeastRecords / shape.warps) +

@@ -99,8 +99,8 @@ class Recording {
   static Recording* current();
 
   /// A kernel is about to be launched with `shared_bytes`: makes rings for it if it has none, and
-  /// adds to `shared_bytes` if another kernel has the same. `index`, `target`: what belongs into its file's
-  /// table of targets; `fresh` if it is not there yet.
+  /// adds to `shared_bytes` if another kernel has the same. `index`, `target`: what belongs into
+  /// its file's table of targets; `fresh` if it is not there yet.
   /// `marks`: names of the marks of the step.
   Status add(const void* kernel, const unsigned (&grid)[3], unsigned threads,
              const std::vector<const char*>& marks, std::size_t& shared_bytes,
