@@ -104,6 +104,17 @@ refusals() {
   [[ ! -e $work/full.json.part ]] || fail "something half-written stays"
 }
 
+marks() {  # what a recorded build must know of them
+  printf '%s\n' '  ATTN_SPAN("a, b")' '' '  ATTN_SPAN_END("a, b")' '  ATTN_SPAN("c")' \
+    '  ATTN_SPAN("a, b")' 'x  // ATTN_SPAN("d")' >"$work/step.cu"
+  "${AWK:-awk}" -f "$here/../../cmake/recorded.awk" "$work/step.cu" >"$work/defines"
+  printf '%s\n' '#define ATTN_RECORD_MARKS {"a, b", "c"}' '#define ATTN_RECORD_ENDED , 1' |
+    cmp - "$work/defines" || fail "$(cat "$work/defines")"
+  echo 'a step without marks' >"$work/step.cu"
+  [[ -z $("${AWK:-awk}" -f "$here/../../cmake/recorded.awk" "$work/step.cu") ]] ||
+    fail "marks in a step without any"
+}
+
 alternation() {  # two warpgroups compute their softmax at the same time in v5, hardly in v6
   local v5 v6
   record v5 "$work/v5.json" --seqlen 1024
