@@ -108,7 +108,8 @@ __device__ __forceinline__ void record_member(RecordedMember*& to, const char* n
            static_cast<uint32_t>(offset),
            static_cast<uint32_t>(sizeof(T)),
            static_cast<uint32_t>(sizeof(std::remove_all_extents_t<T>)),
-           {static_cast<uint32_t>(std::extent_v<T, 0>), static_cast<uint32_t>(std::extent_v<T, 1>)}};
+           {static_cast<uint32_t>(std::extent_v<T, 0>),
+            static_cast<uint32_t>(std::extent_v<T, 1>)}};
 }
 
 // By the hash of its name, an immediate: an address would occupy two registers in the loop.

@@ -18,5 +18,7 @@ function name_of(line) {
   begin[name] = 0
 }
 END {
-  if (names != "") printf "#define ATTN_RECORD_MARKS {%s}\n#define ATTN_RECORD_ENDED %s\n", names, ended
+  if (names == "") exit
+  print "#define ATTN_RECORD_MARKS {" names "}"
+  print "#define ATTN_RECORD_ENDED " ended
 }

@@ -229,8 +229,8 @@ std::string Trace::json(const std::string& about, std::size_t limit, std::string
       (block_json(0, 1, until).size() > room ? high : low) = until;
     }
     events = block_json(0, 1, low);
-    left_out = (blocks_.size() + omitted_ > 1 ? left_out + " and " : std::string()) + "what ends after " +
-               microseconds(nanoseconds(low)) + " us";
+    left_out = (blocks_.size() + omitted_ > 1 ? left_out + " and " : std::string()) +
+               "what ends after " + microseconds(nanoseconds(low)) + " us";
   }
   events = counters + events;
   if (events.size() >= 2) events.resize(events.size() - 2);  // the last comma

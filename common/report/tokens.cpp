@@ -29,7 +29,8 @@ std::string without_emulator(const std::string& text) {
     const bool kept = std::ranges::find(open, kEmulated) == open.end();
     if (directive.starts_with("#if")) {
       const bool unless = directive.starts_with("#ifndef ");
-      const std::string name = directive.substr(std::min(directive.size(), std::size_t{unless ? 8u : 7u}));
+      const std::size_t before = std::min<std::size_t>(directive.size(), unless ? 8 : 7);
+      const std::string name = directive.substr(before);
       const bool known = (unless || directive.starts_with("#ifdef ")) &&
                          (name.starts_with("ATTN_EMULATED") ||
                           name.starts_with("ATTN_RECORD_TIMELINE"));  // a recorded build

@@ -48,8 +48,8 @@ done
 record 03_flash_v1 v6 --seqlen 512
 record 05_flash_decoding v3 --head-dim 128 --seqlen-k 16384
 echo "== many blocks: most are left out of the file"
-"$bin/06_flash_v3_hopper" --device gpu --check off --step v6 --head-dim 128 --seqlen 8192 --heads 16 \
-  --timeline "$out/many.json" | grep '^timeline' && python3 "$events" "$out/many.json" ||
+"$bin/06_flash_v3_hopper" --device gpu --check off --step v6 --head-dim 128 --seqlen 8192 \
+  --heads 16 --timeline "$out/many.json" | grep '^timeline' && python3 "$events" "$out/many.json" ||
   { failed=1; echo "FAILED: many blocks"; }
 
 echo "== refusals"
