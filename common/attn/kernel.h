@@ -28,12 +28,33 @@
 #define ATTN_INSTRUMENTED false
 #endif
 #else
+#ifndef ATTN_RECORD_TIMELINE
 #define ATTN_ONLY_CALLER
 #define ATTN_CALLER
+#endif
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#ifdef ATTN_RECORD_TIMELINE
+#define ATTN_BACKEND recorded
+#else
 #define ATTN_BACKEND gpu
+#endif
+#endif
+
+// Stamps of wrappers (ptx/), for a timeline of a GPU: they exist in the recorded build of a step
+// alone, and are no part of the key of a measurement. No semicolon follows.
+#ifdef ATTN_RECORD_TIMELINE
+#include "attn/record.h"
+#else
+#define ATTN_PASS_CALLER
+#define ATTN_STAMP_BEGIN
+#define ATTN_STAMP_END(kind, what)
+#define ATTN_STAMP_PENDING(kind, line, pending)
+#define ATTN_STAMP_COPY(barrier, shared)
+#define ATTN_STAMP_FENCE
+#define ATTN_STAMP_GROUP
+#define ATTN_RECORD_BEGIN(storage, shared)
 #endif
 
 /// For a step that adds its own pass and launches its parent's attention kernel: declares the
@@ -98,7 +119,9 @@ __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162f
     return all;                                                          \
   }
 #else
+#ifndef ATTN_RECORD_TIMELINE
 #define ATTN_MEMBERS(storage, ...)
+#endif
 #endif
 
 /// The block's dynamic shared memory as one `Storage`. The emulator fills it with NaN.
@@ -110,6 +133,7 @@ __device__ __forceinline__ Storage& dynamic_shared() {
   return *static_cast<Storage*>(attn::emulator::Block::current().shared());
 #else
   extern __shared__ __align__(1024) unsigned char attn_dynamic_shared[];
+  ATTN_RECORD_BEGIN(Storage, attn_dynamic_shared)
   return *reinterpret_cast<Storage*>(attn_dynamic_shared);
 #endif
 }
@@ -179,6 +203,10 @@ template <class... Parameters, class... Values>
     return Status::kernel_error(e.what());
   }
 #else
+#ifdef ATTN_RECORD_TIMELINE
+  if (const Status added = record_launch(kernel, grid, block, shared_bytes, stream); !added.ok())
+    return added;
+#endif
   if (shared_bytes > 48 * 1024) {  // more than 48 KiB must be requested
     const cudaError_t error = cudaFuncSetAttribute(
         reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,

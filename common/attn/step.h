@@ -113,9 +113,10 @@ struct Workspace {
 
 using LaunchFunction = Status (*)(const Arguments&);
 
-/// One function on both back ends. Null where a back end was not built.
+/// One function on both back ends. Null where a back end was not built. `recorded`: the GPU's in a
+/// build that records a timeline (attn/record.h), of steps with marks.
 struct Launch {
-  LaunchFunction gpu = nullptr, emulated = nullptr;
+  LaunchFunction gpu = nullptr, emulated = nullptr, recorded = nullptr;
   LaunchFunction on(Backend b) const { return b == Backend::gpu ? gpu : emulated; }
   explicit operator bool() const { return gpu || emulated; }
 };
@@ -240,10 +241,13 @@ const Chapter& chapter();
   namespace emulated::step {                                   \
   [[gnu::weak]] attn::Status function(const attn::Arguments&); \
   }                                                            \
+  namespace recorded::step {                                   \
+  [[gnu::weak]] attn::Status function(const attn::Arguments&); \
+  }                                                            \
   static_assert(true)
 #define ATTN_DECLARE_STEP(step) ATTN_DECLARE_LAUNCH(step, launch)
 
 /// The pair of launch functions of a step file.
 #define ATTN_LAUNCH_OF(step, function) \
-  attn::Launch { gpu::step::function, emulated::step::function }
+  attn::Launch { gpu::step::function, emulated::step::function, recorded::step::function }
 #define ATTN_LAUNCH(step) ATTN_LAUNCH_OF(step, launch)

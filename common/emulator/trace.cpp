@@ -10,11 +10,6 @@ namespace {
 
 constexpr Cycles kAll = ~Cycles{0};
 
-// Cycles in nanoseconds, which are the resolution of Perfetto.
-std::uint64_t nanoseconds(Cycles cycles) {
-  return static_cast<std::uint64_t>(static_cast<double>(cycles) * 1000 / kClockMhz);
-}
-
 // Microseconds with three digits behind the point.
 std::string microseconds(std::uint64_t ns) {
   const std::string rest = std::to_string(ns % 1000);
@@ -76,6 +71,11 @@ std::string metadata(const char* what, std::size_t pid, std::size_t tid, const s
 }
 
 }  // namespace
+
+// Cycles in nanoseconds, which are the resolution of Perfetto.
+std::uint64_t Trace::nanoseconds(Cycles cycles) const {
+  return static_cast<std::uint64_t>(static_cast<double>(cycles) * 1000 / clock_mhz_);
+}
 
 std::size_t Trace::add_block(std::string name, std::size_t warps) {
   blocks_.push_back({std::move(name), warps, {}, {}, {}});
@@ -181,12 +181,33 @@ std::string Trace::block_json(std::size_t number, std::size_t shown, Cycles unti
   return text;
 }
 
+void Trace::sms(Cycles at, double busy, double waiting, double idle) {
+  sms_.push_back({at, busy, waiting, idle});
+}
+
+// A stacked counter, as a process of its own. It is left out of a file that has no room for it.
+std::string Trace::sms_json(std::size_t room) const {
+  constexpr std::size_t kShare = 4;
+  if (sms_.empty()) return {};
+  std::string text = metadata("process_name", 0, 0, "\"name\":\"all SMs\"");
+  const auto percent = [](double share) {
+    return std::to_string(static_cast<int>(100 * share + 0.5));
+  };
+  for (const Sms& s : sms_)
+    text += head("C", 0, 0, nanoseconds(s.at)) + ",\"name\":\"SMs, %\",\"args\":{\"busy\":" +
+            percent(s.busy) + ",\"waiting\":" + percent(s.waiting) +
+            ",\"idle\":" + percent(s.idle) + "}},\n";
+  return text.size() <= room / kShare ? text : std::string();
+}
+
 std::string Trace::json(const std::string& about, std::size_t limit, std::string& left_out) const {
   constexpr std::size_t kRoom = 256;  // for what is left out
   const std::string begin = "{\"displayTimeUnit\":\"ns\",\n\"otherData\":";
   const std::string middle = ",\n\"traceEvents\":[\n", end = "\n]}\n";
   const std::size_t around = begin.size() + about.size() + middle.size() + end.size() + kRoom;
-  const std::size_t room = limit > around ? limit - around : 0;
+  const std::size_t all = limit > around ? limit - around : 0;
+  const std::string counters = sms_json(all);
+  const std::size_t room = all - counters.size();
   left_out.clear();
   std::string events;
   std::size_t shown = 0;
@@ -195,11 +216,11 @@ std::string Trace::json(const std::string& about, std::size_t limit, std::string
     if (shown > 0 && events.size() + more.size() > room) break;
     events += more;
   }
-  if (shown < blocks_.size() || events.size() > room) {
+  if (shown < blocks_.size() || omitted_ > 0 || events.size() > room) {
     events.clear();  // again, without arrows from blocks that are not shown
     for (std::size_t n = 0; n < shown; ++n) events += block_json(n, shown, kAll);
-    left_out = std::to_string(blocks_.size() - shown) + " of " + std::to_string(blocks_.size()) +
-               " blocks";
+    const std::size_t blocks = blocks_.size() + omitted_;
+    left_out = std::to_string(blocks - shown) + " of " + std::to_string(blocks) + " blocks";
   }
   if (events.size() > room) {  // one block: as much of its time as there is room for
     Cycles low = 0, high = end_;
@@ -208,9 +229,10 @@ std::string Trace::json(const std::string& about, std::size_t limit, std::string
       (block_json(0, 1, until).size() > room ? high : low) = until;
     }
     events = block_json(0, 1, low);
-    left_out = (blocks_.size() > 1 ? left_out + " and " : std::string()) + "what ends after " +
-               microseconds(nanoseconds(low)) + " us";
+    left_out = (blocks_.size() + omitted_ > 1 ? left_out + " and " : std::string()) +
+               "what ends after " + microseconds(nanoseconds(low)) + " us";
   }
+  events = counters + events;
   if (events.size() >= 2) events.resize(events.size() - 2);  // the last comma
   std::string text = begin + about;
   if (!left_out.empty()) text.insert(text.size() - 1, ",\"left_out\":" + quoted(left_out));

@@ -40,8 +40,14 @@ inline constexpr std::size_t kTensorTrack = 1001, kSpecialTrack = 1002, kTmaTrac
 /// What is recorded of a launch.
 class Trace {
  public:
+  /// `clock_mhz`: of the cycles of all times; 1000 for nanoseconds.
+  explicit Trace(double clock_mhz = kClockMhz) : clock_mhz_(clock_mhz) {}
   /// A block in the order of their start; its number.
   std::size_t add_block(std::string name, std::size_t warps);
+  /// A block that is left out of the file in any case, after those that were added.
+  void omit_block() { ++omitted_; }
+  /// What share of all SMs were busy, waited, or had no block from `at` on: a counter.
+  void sms(Cycles at, double busy, double waiting, double idle);
   /// A span of a track: kinds "wait", "arrive", "mark", "unit", "exit".
   void span(std::size_t block, std::size_t track, const char* kind, const std::string& name,
             Cycles begin, Cycles end, const Details& details = {});
@@ -56,6 +62,7 @@ class Trace {
 
   Cycles end() const { return end_; }
   std::size_t blocks() const { return blocks_.size(); }
+  double clock_mhz() const { return clock_mhz_; }
 
   /// The file's text of at most `limit` bytes. `about`: a JSON object on how it came about. Leaves
   /// out whole blocks first, the last ones; then the end of the time. `left_out` says what, or is
@@ -91,8 +98,17 @@ class Trace {
     std::vector<Flight> flights;
     std::vector<Flow> flows;
   };
+  std::uint64_t nanoseconds(Cycles cycles) const;
   std::string block_json(std::size_t number, std::size_t shown, Cycles until) const;
+  std::string sms_json(std::size_t room) const;
 
+  double clock_mhz_;
+  struct Sms {
+    Cycles at;
+    double busy, waiting, idle;
+  };
+  std::vector<Sms> sms_;
+  std::size_t omitted_ = 0;
   std::vector<Block> blocks_;
   std::size_t ids_ = 0;
   Cycles end_ = 0;

@@ -43,7 +43,9 @@ __device__ __forceinline__ void cp_async_commit() {
 #ifdef ATTN_EMULATED
   emulator::Block::current().copy_commit();
 #else
+  ATTN_STAMP_BEGIN
   asm volatile("cp.async.commit_group;" ::: "memory");
+  ATTN_STAMP_PENDING(copy_group, 0, 0)
 #endif
 }
 
@@ -54,7 +56,9 @@ __device__ __forceinline__ void cp_async_wait() {
 #ifdef ATTN_EMULATED
   emulator::Block::current().copy_wait(kPending);
 #else
+  ATTN_STAMP_BEGIN
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+  ATTN_STAMP_PENDING(copy_wait, 0, kPending)
 #endif
 }
 

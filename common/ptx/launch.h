@@ -34,6 +34,9 @@ template <class... Parameters, class... Values>
     return Status::kernel_error(e.what());
   }
 #else
+#ifdef ATTN_RECORD_TIMELINE
+  static_assert(sizeof...(Parameters) > 1000, "launches with attributes cannot be recorded");
+#endif
   cudaError_t error = cudaSuccess;
   if (shared_bytes > 48 * 1024)  // more than 48 KiB must be requested
     error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),

@@ -46,8 +46,10 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulator::Block::current().mbarrier_arrive("mbarrier_arrive", caller, barrier, 0);
 #else
+  ATTN_STAMP_BEGIN
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
                : "memory");
+  ATTN_STAMP_END(mbarrier_arrive, barrier)
 #endif
 }
 
@@ -58,10 +60,12 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier,
   emulator::Block::current().mbarrier_arrive("mbarrier_arrive_expect_tx", caller, barrier,
                                              static_cast<std::size_t>(bytes));
 #else
+  ATTN_STAMP_BEGIN
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
       "r"(bytes)
       : "memory");
+  ATTN_STAMP_END(mbarrier_arrive, barrier)
 #endif
 }
 
@@ -72,6 +76,7 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity ATTN
   emulator::Block::current().mbarrier_wait("mbarrier_wait", caller, barrier,
                                            static_cast<unsigned>(parity));
 #else
+  ATTN_STAMP_BEGIN
   asm volatile(
       "{\n"
       ".reg .pred ended;\n"
@@ -83,6 +88,7 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity ATTN
       "}" ::"r"(shared_address(barrier)),
       "r"(parity)
       : "memory");
+  ATTN_STAMP_END(mbarrier_wait, barrier)
 #endif
 }
 

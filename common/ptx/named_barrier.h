@@ -15,7 +15,9 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads ATTN_CALL
                                            static_cast<std::size_t>(id),
                                            static_cast<std::size_t>(threads), true);
 #else
+  ATTN_STAMP_BEGIN
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+  ATTN_STAMP_END(named_wait, id)
 #endif
 }
 
@@ -26,7 +28,9 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads ATTN_CA
                                            static_cast<std::size_t>(id),
                                            static_cast<std::size_t>(threads), false);
 #else
+  ATTN_STAMP_BEGIN
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+  ATTN_STAMP_END(named_arrive, id)
 #endif
 }
 

@@ -154,6 +154,7 @@ __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, uin
       });
 #else
   static_assert(kRank == 3 || kRank == 4, "ranks in use");
+  ATTN_STAMP_COPY(barrier, shared)
   if constexpr (kRank == 3)
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"

@@ -68,6 +68,7 @@ __device__ __forceinline__ void wgmma_fence() {
 #ifdef ATTN_EMULATED
   emulator::Block::current().product_fence();
 #else
+  ATTN_STAMP_FENCE
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
@@ -78,6 +79,7 @@ __device__ __forceinline__ void wgmma_commit() {
   emulator::Block::current().product_commit();
 #else
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  ATTN_STAMP_GROUP
 #endif
 }
 
@@ -99,7 +101,9 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kTiles][4] ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulator::Block::current().product_wait(kPending, caller);
 #else
+  ATTN_STAMP_BEGIN
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+  ATTN_STAMP_PENDING(wgmma_wait, caller, kPending)
 #endif
   accumulator_fence(d);
 }
@@ -109,7 +113,7 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kTiles][4], float (&e)[kMo
 #ifdef ATTN_EMULATED
   wgmma_wait<kPending>(d, caller);
 #else
-  wgmma_wait<kPending>(d);
+  wgmma_wait<kPending>(d ATTN_PASS_CALLER);
 #endif
   accumulator_fence(e);
 }

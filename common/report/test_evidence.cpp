@@ -215,6 +215,30 @@ TEST_CASE("marks of timelines are no part of a key", "[evidence]") {
   CHECK(other.kernel("01_first", "v1_one") != kernel);
 }
 
+TEST_CASE("stamps and code of the recorded build are no part of a key", "[evidence]") {
+  Project p;
+  const std::filesystem::path span = std::filesystem::path(ATTN_SOURCE_DIR) / "common/attn/span.h";
+  std::filesystem::copy_file(span, p.root / "common/attn/span.h");
+  const std::string included =
+      with(kKernel, "#include \"attn/kernel.h\"\n",
+           "#include \"attn/kernel.h\"\n#include \"attn/span.h\"\n");
+  p.write("01_first/v1_one.cu", included);
+  CodeKeys before(p.root);
+  const std::string kernel = before.kernel("01_first", "v1_one"),
+                    launch = before.launch("01_first", "v1_one");
+  const auto key_with = [&](const std::string& guard) {
+    p.write("01_first/v1_one.cu",
+            with(included, "#pragma unroll\n",
+                 guard + "\n  record(1);\n#else\n#endif\n#pragma unroll\n"));
+    CodeKeys after(p.root);
+    CHECK(after.launch("01_first", "v1_one") == launch);
+    return after.kernel("01_first", "v1_one");
+  };
+  CHECK(key_with("#ifdef ATTN_RECORD_TIMELINE") == kernel);
+  CHECK(key_with("#ifndef ATTN_RECORD_TIMELINE") != kernel);
+  CHECK(key_with("#ifdef ATTN_OTHER") != kernel);
+}
+
 TEST_CASE("what a chapter lacks is listed", "[evidence]") {
   Project p;
   CHECK(p.missing() == "01_first: has no counters, sanitizer, large, peers\n");

@@ -66,7 +66,7 @@ Events read_events(const nlohmann::json& all, const std::string& file) {
     const Object event(value, file, "traceEvents[...]", "what a chapter program writes with "
                                                         "--timeline");
     const std::string phase = event.text("ph");
-    if (phase == "M") continue;
+    if (phase == "M" || phase == "C") continue;
     const Track track{event.integer("pid", 0), event.integer("tid", 0)};
     const double at = value.at("ts").get<double>();
     const std::string name = event.text("name"), kind = event.text("cat");
@@ -295,9 +295,23 @@ class Chain {
 double percent(double share) { return 100 * share; }
 
 std::string title(const TimelineSummary& s) {
-  return fmt::format("{} {}: {}\n{} blocks, {:.1f} us of a model, not a measurement\n", s.chapter,
-                     s.step, s.problem, s.blocks, s.us) +
+  return fmt::format("{} {}: {}\n{} blocks, {:.1f} us{}\n", s.chapter, s.step, s.problem, s.blocks,
+                     s.us,
+                     s.gpu.empty() ? " of a model, not a measurement" : ", measured on " + s.gpu) +
+         (s.warning.empty() ? "" : s.warning + ".\n") +
+         (s.lost.empty() ? "" : s.lost + "\n") +
          (s.left_out.empty() ? "" : "left out of the file: " + s.left_out + "\n");
+}
+
+std::string origin(const TimelineSummary& a, const TimelineSummary& b) {
+  if (a.gpu.empty() && b.gpu.empty())
+    return "Both are a model of an H100 or H200, not measurements.\n";
+  if (a.gpu == b.gpu) return "Both are measured on " + a.gpu + ".\n";
+  const auto one = [](const char* which, const TimelineSummary& s) {
+    return s.gpu.empty() ? fmt::format("{} is a model of an H100 or H200", which)
+                         : fmt::format("{} is measured on {}", which, s.gpu);
+  };
+  return one("A", a) + ", " + one("B", b) + ": compare shares, not times.\n";
 }
 
 std::string short_title(const char* which, const TimelineSummary& s) {
@@ -352,7 +366,13 @@ TimelineSummary read_timeline(const std::string& path) {
   const Object about(json["otherData"], path, "otherData", accepted);
   s.file = path, s.chapter = about.text("chapter"), s.step = about.text("step");
   s.problem = about.text("problem");
-  if (json["otherData"].contains("left_out")) s.left_out = about.text("left_out");
+  for (const auto& [name, to] : {std::pair("left_out", &s.left_out), {"warning", &s.warning},
+                                 {"lost", &s.lost}})
+    if (json["otherData"].contains(name)) *to = about.text(name);
+  // "measured on NVIDIA H200 (docs/timelines.md)"
+  const std::string what = about.text("what"), measured = "measured on ";
+  if (what.starts_with(measured))
+    s.gpu = what.substr(measured.size(), what.rfind(" (") - measured.size());
   try {
     const Events e = read_events(json["traceEvents"], path);
     s.blocks = e.begins.size();
@@ -360,6 +380,9 @@ TimelineSummary read_timeline(const std::string& path) {
     add_units(e, s);
     add_waits(e, s);
     add_marks(e, s);
+    if (const auto sms = json["otherData"].find("sms"); sms != json["otherData"].end())
+      for (const char* name : {"busy", "waiting", "idle"})
+        s.sms[name] = sms->at(name).get<double>();
     const Chain chain(e, s);
   } catch (const nlohmann::json::exception&) {
     throw InputError(fmt::format("{}: an event lacks a value: must be {}", path, accepted));
@@ -375,6 +398,7 @@ std::string text(const TimelineSummary& s) {
     for (const auto& [name, share] : shares)
       out += fmt::format("  {:<40} {:>5.1f} %\n", name, percent(share));
   };
+  list("all SMs", s.sms);
   list("units: busy, of the time of a block", s.busy);
   list("units: at the same time", s.together);
   list("waits, of the time of the warps that wait there", s.waits);
@@ -393,8 +417,10 @@ std::string text(const TimelineSummary& s) {
 }
 
 std::string text(const TimelineSummary& a, const TimelineSummary& b) {
-  std::string out = short_title("A", a) + short_title("B", b) +
-                    "Both are a model of an H100 or H200, not measurements.\n";
+  std::string out = short_title("A", a) + short_title("B", b) + origin(a, b);
+  for (const auto& [which, s] : {std::pair<const char*, const TimelineSummary&>("A", a), {"B", b}})
+    for (const std::string& text : {s.warning, s.lost})
+      if (!text.empty()) out += fmt::format("{}: {}.\n", which, text);
   if (a.problem != b.problem)
     out += "The problems differ:\n  A " + a.problem + "\n  B " + b.problem + "\n";
   if (!a.left_out.empty() || !b.left_out.empty())
@@ -406,6 +432,8 @@ std::string text(const TimelineSummary& a, const TimelineSummary& b) {
     auto names = from;
     names.insert(to.begin(), to.end());
     for (const auto& [name, unused] : names) {
+      if (a.gpu.empty() != b.gpu.empty() && !(from.contains(name) && to.contains(name)))
+        continue;  // a model and a GPU: of what only one of them knows there is no difference
       const double x = from.contains(name) ? from.at(name) : 0;
       const double y = to.contains(name) ? to.at(name) : 0;
       if (std::abs(y - x) >= kMoved)
@@ -433,6 +461,7 @@ std::string text(const TimelineSummary& a, const TimelineSummary& b) {
     out += fmt::format("The longest chain is mostly {} in A ({:.2f} us), {} in B ({:.2f} us).\n",
                        a.chain[0].what, a.chain[0].us, b.chain[0].what, b.chain[0].us);
   out += fmt::format("\n{:<48} {:>7} {:>7}\n", "", "A", "B");
+  out += rows(a.sms, b.sms, "all SMs: ");
   out += rows(a.busy, b.busy, "busy: ");
   out += rows(a.together, b.together, "together: ");
   out += rows(a.waits, b.waits, "wait: ");

@@ -13,6 +13,11 @@ namespace attn::report {
 /// Sums over the blocks of a file. Times in microseconds, shares from 0 to 1.
 struct TimelineSummary {
   std::string file, chapter, step, problem, left_out;
+  std::string gpu;      ///< on which it was measured; empty: a model
+  std::string warning;  ///< on what recording costs; or empty
+  std::string lost;     ///< what a GPU has not recorded; or empty
+  /// Of the time of all SMs of a GPU: busy, waiting, idle.
+  std::map<std::string, double> sms;
   std::size_t blocks = 0;
   double us = 0;        ///< from the start to the last event
   double block_us = 0;  ///< mean of the blocks

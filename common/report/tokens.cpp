@@ -28,9 +28,13 @@ std::string without_emulator(const std::string& text) {
     const std::string directive = at != line.npos && line[at] == '#' ? line.substr(at) : "";
     const bool kept = std::ranges::find(open, kEmulated) == open.end();
     if (directive.starts_with("#if")) {
-      open.push_back(directive.starts_with("#ifdef ATTN_EMULATED")    ? kEmulated
-                     : directive.starts_with("#ifndef ATTN_EMULATED") ? kKept
-                                                                      : kOther);
+      const bool unless = directive.starts_with("#ifndef ");
+      const std::size_t before = std::min<std::size_t>(directive.size(), unless ? 8 : 7);
+      const std::string name = directive.substr(before);
+      const bool known = (unless || directive.starts_with("#ifdef ")) &&
+                         (name.starts_with("ATTN_EMULATED") ||
+                          name.starts_with("ATTN_RECORD_TIMELINE"));  // a recorded build
+      open.push_back(!known ? kOther : unless ? kKept : kEmulated);
       if (open.back() == kOther && kept) out += line + '\n';
     } else if (!open.empty() && directive.starts_with("#else") && open.back() != kOther) {
       open.back() = open.back() == kKept ? kEmulated : kKept;

@@ -238,8 +238,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
         [&](const std::string& t) { o.gpu = t; });
   value("--json", "write all results to FILE", [&](const std::string& t) { o.json = t; });
   value("--timeline",
-        "write a modelled timeline of one launch of one step to FILE: FILE.html is a page, "
-        "FILE.json is for ui.perfetto.dev (emulator only)",
+        "write a timeline of one launch of one step to FILE: FILE.html is a page, FILE.json is for "
+        "ui.perfetto.dev; a model in the emulator, measured on a GPU",
         [&](const std::string& t) { o.timeline = t; });
   value("--timeline-limit", "size of that file in MB (5)", [&](const std::string& t) {
     o.timeline_limit = parse_number<double>("--timeline-limit", t, 0.01, 4000);
@@ -295,17 +295,13 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   if (o.races && o.check == CheckChoice::off && o.save.empty())
     throw InputError("--races: not with --check off, which runs nothing");
   if (!o.timeline.empty()) {
-    if (o.device == DeviceChoice::gpu)
-      throw InputError(fmt::format(
-          "--timeline {}: for the emulator only (--device emulated), not with --device gpu",
-          o.timeline));
     for (const auto& [other, is_given] :
          {std::pair{"--time", o.time}, {"--races", o.races}, {"--list", o.list},
           {"--takes", o.takes}, {"--profile", !o.profile.empty()},
           {"--require-gpu", o.require_gpu}, {"--schedule", o.schedule.has_value()}})
       if (is_given)
         throw InputError(fmt::format("--timeline {}: not together with {}: it takes one --step of "
-                                     "one problem, in the emulator",
+                                     "one problem",
                                      o.timeline, other));
     if (steps == "all" || steps.find(',') != steps.npos)
       throw InputError(fmt::format("--timeline {}: records one step: --step NAME", o.timeline));

@@ -74,8 +74,10 @@ class Run {
     if (options_.races && result_.backend == Backend::gpu)
       throw InputError("--races: for the emulator only (--device emulated)");
     if (!options_.timeline.empty() && result_.backend == Backend::gpu)
-      throw InputError(fmt::format("--timeline {}: for the emulator only (--device emulated)",
-                                   options_.timeline));
+      for (const Step& step : chapter_.steps)
+        if (is_asked_for(step))
+          if (const auto reason = cannot_record(chapter_, step))
+            throw InputError(fmt::format("--timeline {}: {}", options_.timeline, *reason));
     result_.schedule = options_.schedule.value_or(problem().seed);
     result_.chapter = chapter_.name;
     result_.operation = operation_.name;
@@ -377,7 +379,7 @@ class Run {
         {
           const Progress progress(step.name +
                                   (result_.backend == Backend::gpu ? "" : ", emulated"));
-          status = timeline_ ? timeline_->record(session) : session.launch();
+          status = timeline_ ? timeline_->record(session, step) : session.launch();
           if (n > 0 && !status.ok()) status.message = "in the second launch: " + status.message;
         }
         s.verdicts.clear();

@@ -34,6 +34,7 @@ function readLanes(events) {
     return lanes.get(key);
   };
   events.forEach((e, event) => {
+    if (e.pid === 0) return;  // counters of all SMs, for Perfetto
     if (e.ph === 'X') {
       const begin = nanoseconds(e.ts), kind = kKinds.indexOf(e.cat);
       if (kind < 0) return;  // "exit": the end of a warp

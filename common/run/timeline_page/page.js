@@ -330,7 +330,9 @@ const timeline = (() => {
   const about = t.about;
   document.title = $('title').textContent = [about.chapter, about.step].join(' ');
   const what = `${inMicroseconds(t.end, 100)} us, ${about.what}`;
-  $('about').textContent = [what, about.problem, about.left_out && 'Left out: ' + about.left_out]
+  $('about').textContent = [about.warning, what, about.problem,
+                            about.lost && 'Lost: ' + about.lost,
+                            about.left_out && 'Left out: ' + about.left_out]
     .filter(Boolean).join('. ');
   $('in').onclick = keys.w;
   $('out').onclick = keys.s;

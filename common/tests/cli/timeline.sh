@@ -72,7 +72,14 @@ refusals() {
   local t=$work/t.json
   refused 'records one step: --step NAME' --timeline "$t"
   refused 'records one step: --step NAME' --timeline "$t" --step v5,v6
-  refused 'for the emulator only .--device emulated.' --timeline "$t" --step v6 --device gpu
+  if ! "$hopper" --device gpu --step v6 --seqlen 128 --head-dim 64 >/dev/null; then  # no GPU
+    bash "$here/expect.sh" "$hopper" 77 stdout 'a GPU is required' -- --seqlen 128 --head-dim 64 \
+      --timeline "$t" --step v6 --device gpu
+    [[ ! -e $t && ! -e $t.part ]] || fail "a file without a GPU"
+  else
+    refused 'v3_wgmma has no marks .*: v5_warp_specialised, v6_pingpong, .* can' \
+      --timeline "$t" --step v3 --device gpu
+  fi
   refused 'not together with --time: ' --timeline "$t" --step v6 --time
   refused 'not together with --races: ' --timeline "$t" --step v6 --races
   refused 'not together with --profile: ' --timeline "$t" --profile v6
@@ -95,6 +102,17 @@ refusals() {
   grep -q -- '--timeline .*: could not be written completely' "$work/stderr" || fail "another line"
   [[ $(cat "$work/full.json") == old ]] || fail "the older file is gone"
   [[ ! -e $work/full.json.part ]] || fail "something half-written stays"
+}
+
+marks() {  # what a recorded build must know of them
+  printf '%s\n' '  ATTN_SPAN("a, b")' '' '  ATTN_SPAN_END("a, b")' '  ATTN_SPAN("c")' \
+    '  ATTN_SPAN("a, b")' 'x  // ATTN_SPAN("d")' >"$work/step.cu"
+  "${AWK:-awk}" -f "$here/../../cmake/recorded.awk" "$work/step.cu" >"$work/defines"
+  printf '%s\n' '#define ATTN_RECORD_MARKS {"a, b", "c"}' '#define ATTN_RECORD_ENDED , 1' |
+    cmp - "$work/defines" || fail "$(cat "$work/defines")"
+  echo 'a step without marks' >"$work/step.cu"
+  [[ -z $("${AWK:-awk}" -f "$here/../../cmake/recorded.awk" "$work/step.cu") ]] ||
+    fail "marks in a step without any"
 }
 
 alternation() {  # two warpgroups compute their softmax at the same time in v5, hardly in v6
@@ -132,6 +150,23 @@ compare() {
     <("$report" timeline "$work/v6.json") || fail "attn_report finds other data in a page"
   "$report" timeline "$work/v5.json" "$work/v5.json" >"$work/text"
   ! grep -q -e 'for more' -e 'for less' "$work/text" || fail "a file differs from itself"
+  # A file that says that it was measured. None of a GPU is here: this is the model's.
+  sed -e '2s/"what":"[^"]*"/"what":"measured on NVIDIA X1 (docs)"/' \
+    -e '2s/"what"/"warning":"Recording costs 9 %",&/' \
+    -e '2s/"chapter"/"sms":{"busy":0.5,"waiting":0.3,"idle":0.2},&/' \
+    "$work/v6.json" >"$work/gpu.json"
+  "$report" timeline "$work/gpu.json" >"$work/text"
+  for line in '^[0-9]* blocks, .* us, measured on NVIDIA X1$' '^Recording costs 9 %.$' \
+    '^  waiting  *30\.0 %$'; do
+    grep -q "$line" "$work/text" || fail "no line $line of a measured file"
+  done
+  "$report" timeline "$work/v6.json" "$work/gpu.json" >"$work/text"
+  for line in '^A is a model of an H100 or H200, B is measured on NVIDIA X1: compare shares, ' \
+    '^B: Recording costs 9 %.$' '^wait: wgmma_wait  *\([0-9]*\) %  *\1 %$'; do
+    grep -q "$line" "$work/text" || fail "no line $line of a model and a measured file"
+  done
+  "$report" timeline "$work/gpu.json" "$work/gpu.json" >"$work/text"
+  grep -q '^Both are measured on NVIDIA X1\.$' "$work/text" || fail "not both are measured"
   echo '{}' >"$work/none.json"
   bash "$here/expect.sh" "$report" 2 stderr 'is no timeline: must be' -- timeline "$work/none.json"
   bash "$here/expect.sh" "$report" 2 stderr 'cannot be read' -- timeline "$work/nowhere.json"
