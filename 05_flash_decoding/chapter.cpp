@@ -6,6 +6,7 @@
 #include <string>
 
 #include "check/operation.h"
+#include "host/rank_steps.h"
 #include "kernels/row_tiles.h"
 #include "kernels/splits.h"
 
@@ -261,6 +262,7 @@ Chapter make_chapter() {
   features.support = "causal, windows, GQA, softcap, ALiBi";
   features.takes.insert(features.takes.end(), {"softcap", "alibi"});
   c.steps.push_back(features);
+  rank_steps::add_steps(c);
   return c;
 }
 

@@ -1,0 +1,74 @@
+#include "host/rank_steps.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "check/operation.h"
+#include "ranks/sharded.h"
+
+ATTN_DECLARE_STEP(p1_all_gather);
+ATTN_DECLARE_STEP(p2_ring);
+ATTN_DECLARE_STEP(p3_zigzag);
+
+namespace attn::rank_steps {
+namespace {
+
+using namespace ranks;
+using Reason = std::optional<std::string>;
+
+// Query and key pairs that a rank computes, of one head.
+double pairs_of(const Sharding& s, int rank) {
+  double pairs = 0;
+  for (const auto& keys : s.k)
+    for (const ShardBlock& b : blocks_of(s.whole, s.q[static_cast<std::size_t>(rank)], keys))
+      pairs += problem_of(s.whole, b).sequence(0).visible_pairs();
+  return pairs;
+}
+
+// What the rank with the most work does. Messages are not in it: ranks/model.h has them.
+Cost forward_cost(const Problem& p, TokenOrder order) {
+  const Sharding s(p, order, std::max<int>(1, static_cast<int>(devices_of(p).size())));
+  double pairs = 0;
+  for (int r = 0; r < s.world(); ++r) pairs = std::max(pairs, pairs_of(s, r));
+  const double d = double(p.head_dim), heads = double(p.batch * p.heads);
+  Phase phase{.name = "attention"};
+  phase.exp = heads * pairs;
+  phase.tensor_flop = 4 * d * phase.exp;
+  phase.hbm_read = double(s.q_bytes(0));
+  for (int r = 0; r < s.world(); ++r) phase.hbm_read += double(s.kv_bytes(r));
+  phase.hbm_write = double(s.q_bytes(0)) + heads * double(s.rows_q(0)) * 4;
+  phase.l2_bytes = phase.hbm_read + phase.hbm_write;
+  return {phase};
+}
+
+Step forward_step(std::string name, std::string idea, TokenOrder order, Launch launch) {
+  return {.name = std::move(name),
+          .operation = &forward(),
+          .idea = std::move(idea),
+          .support = "--devices 0,1,...; any lengths, causal, windows, GQA",
+          .limits = {.dtypes = k16Bits, .head_dims = {64, 128, 256}, .least_scale = kLeastScale},
+          .refuses = refuse_ranks,
+          .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
+          .cost = [order](const Problem& p) { return forward_cost(p, order); },
+          .launch = launch,
+          .needs = kHopper,
+          .takes = {"devices", "timeout", "transport"}};
+}
+
+}  // namespace
+
+void add_steps(Chapter& chapter) {
+  chapter.steps.push_back(forward_step("p1_all_gather",
+                                       "context parallelism: every rank gathers all K and V",
+                                       TokenOrder::contiguous, ATTN_LAUNCH(p1_all_gather)));
+  chapter.steps.push_back(forward_step("p2_ring", "K and V travel around a ring during attention",
+                                       TokenOrder::contiguous, ATTN_LAUNCH(p2_ring)));
+  chapter.steps.push_back(forward_step("p3_zigzag",
+                                       "an early and a late part per rank: equal causal work",
+                                       TokenOrder::zigzag, ATTN_LAUNCH(p3_zigzag)));
+}
+
+}  // namespace attn::rank_steps

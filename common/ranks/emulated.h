@@ -1,0 +1,25 @@
+/// \file
+/// Emulated ranks: their work is recorded, then run rank by rank on the CPU.
+#pragma once
+
+#include <optional>
+
+#include "ranks/rank.h"
+
+namespace attn::ranks {
+
+/// Faults that tests plant in the transfers of emulated ranks.
+struct Faults {
+  std::optional<int> lost;  ///< the n-th message that is sent, counted over all ranks, never arrives
+  bool early = false;       ///< messages arrive as early as possible, instead of as late
+};
+inline thread_local Faults planted;
+
+/// Runs a program on `world` emulated ranks. A message is copied when one of its two ranks waits
+/// for it, not before: a buffer that is overwritten or read too early shows in the result. If no
+/// rank can go on, the error names the rank, its peer, the exchange and the bytes. `finish` runs
+/// once for each rank, after all of them.
+Status run_emulated(int world, const Program&, const std::function<void(Rank&)>& finish,
+                    double timeout_s);
+
+}  // namespace attn::ranks
