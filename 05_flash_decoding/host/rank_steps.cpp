@@ -12,6 +12,7 @@
 ATTN_DECLARE_STEP(p1_all_gather);
 ATTN_DECLARE_STEP(p2_ring);
 ATTN_DECLARE_STEP(p3_zigzag);
+ATTN_DECLARE_STEP(p6_tree_decode);
 
 namespace attn::rank_steps {
 namespace {
@@ -58,6 +59,36 @@ Step forward_step(std::string name, std::string idea, TokenOrder order, Launch l
           .takes = {"devices", "timeout", "transport"}};
 }
 
+// Of one rank's keys. Partial results are small next to them.
+Cost decode_cost(const Problem& p) {
+  const double world = std::max<double>(1, double(devices_of(p).size()));
+  const double rows = double(p.batch * p.heads * p.seqlen_q), d = double(p.head_dim);
+  Phase phase{.name = "attention"};
+  phase.exp = p.total_pairs() / world;
+  phase.tensor_flop = 4 * d * phase.exp;
+  phase.hbm_read = decode().useful_bytes(p) / world;
+  phase.hbm_write = rows * (2 * d + 4);
+  phase.l2_bytes = phase.hbm_read + 2 * world * rows * (d + 1) * 4;
+  return {phase};
+}
+
+Step decode_step(std::string name, std::string idea, Launch launch) {
+  return {.name = std::move(name),
+          .operation = &decode(),
+          .idea = std::move(idea),
+          .support = "--devices 0,1,...; causal, windows, GQA",
+          .limits = {.dtypes = k16Bits,
+                     .head_dims = {64, 128, 256},
+                     .most_queries = 16,
+                     .most_keys = (1 << 30) - 1},
+          .refuses = refuse_decode,
+          .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
+          .cost = decode_cost,
+          .launch = launch,
+          .needs = kAmpere,
+          .takes = {"seqused", "devices", "timeout", "transport"}};
+}
+
 }  // namespace
 
 void add_steps(Chapter& chapter) {
@@ -69,6 +100,9 @@ void add_steps(Chapter& chapter) {
   chapter.steps.push_back(forward_step("p3_zigzag",
                                        "an early and a late part per rank: equal causal work",
                                        TokenOrder::zigzag, ATTN_LAUNCH(p3_zigzag)));
+  chapter.steps.push_back(decode_step("p6_tree_decode",
+                                      "the cache on several ranks: all-gather of O and lse, merge",
+                                      ATTN_LAUNCH(p6_tree_decode)));
 }
 
 }  // namespace attn::rank_steps

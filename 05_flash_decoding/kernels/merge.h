@@ -3,6 +3,8 @@
 #pragma once
 
 #include "attn/kernel.h"
+#include "kernels/decode/rows.h"
+#include "ptx/mma.h"
 
 namespace ATTN_BACKEND::ranks {
 using namespace attn;
@@ -22,5 +24,42 @@ struct Merge {
   }
 };
 //! [merge_of_two]
+
+// Four columns of O in fp32.
+__device__ __forceinline__ void store_part(float* to, const float (&o)[4], float factor) {
+  *reinterpret_cast<float4*>(to) =
+      make_float4(o[0] * factor, o[1] * factor, o[2] * factor, o[3] * factor);
+}
+
+// The merge of `world` partial results of a row: one thread per four columns, in the order of the
+// ranks, so that all ranks have the same bits.
+//! [merge_of_ranks]
+template <class Element, int kHeadDim>
+__device__ __forceinline__ void merge_row_of_ranks(Element* gO, float* gLse, const float* gParts,
+                                                   int world, int rows, int row, int col) {
+  const int64_t part = int64_t{rows} * (kHeadDim + 1);  // O [rows, d], then lse [rows]
+  float max = flash_decoding::kLowest, sum = 0, out[4] = {};
+  for (int n = 0; n < world; ++n)
+    max = fmaxf(max, gParts[n * part + int64_t{rows} * kHeadDim + row]);
+  for (int n = 0; n < world; ++n) {
+    const float lse = gParts[n * part + int64_t{rows} * kHeadDim + row];
+    const float weight = exp2f(kLog2e * (lse - max));  // 0 for a rank without visible keys
+    sum += weight;
+    flash_decoding::add_scaled(
+        out, weight,
+        *reinterpret_cast<const float4*>(gParts + n * part + int64_t{row} * kHeadDim + col));
+  }
+  flash_decoding::store_row_part(gO + int64_t{row} * kHeadDim + col, out,
+                                 sum != 0 ? 1 / sum : 0);
+  if (col == 0) gLse[row] = sum != 0 ? max + kLn2 * log2f(sum) : -INFINITY;
+}
+//! [merge_of_ranks]
+template <class Element, int kHeadDim>
+__global__ void merge_parts_kernel(Element* gO, float* gLse, const float* gParts, int world,
+                                   int rows) {
+  merge_row_of_ranks<Element, kHeadDim>(gO, gLse, gParts, world, rows,
+                                        static_cast<int>(blockIdx.x),
+                                        static_cast<int>(threadIdx.x) * 4);
+}
 
 }  // namespace ATTN_BACKEND::ranks

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "device/device.h"
+#include "ranks/planted.h"
 
 namespace attn::ranks {
 namespace {
@@ -235,7 +236,7 @@ Ticket EmulatedRank::exchange(const std::string& what, const std::vector<Message
     if (m.bytes == 0) continue;
     const auto pair = m.sends ? std::pair(index(), m.peer) : std::pair(m.peer, index());
     Posted posted{m, all_.numbers[m.sends][pair]++};
-    if (m.sends) posted.lost = planted.lost == all_.sent++;
+    if (m.sends) posted.lost = planted.lost == all_.sent++ || lose_message();
     made.messages.push_back(posted);
   }
   work.push_back({Work::kPost, {}, ticket});

@@ -174,4 +174,72 @@ Status run_forward(const Arguments& args, TokenOrder order, const ForwardProgram
   return run_ranks(args, {prepare, run}, finish);
 }
 
+std::optional<std::string> refuse_decode(const Problem& p) {
+  if (auto reason = refuse_ranks(p)) return reason;
+  if (p.masked() && p.seqlen_q > 1 && !p.seqused_k.empty())
+    return "--seqused: with a mask and several queries, all sequences must use the whole cache";
+  if (p.window_left >= 0 && !p.seqused_k.empty())
+    return "--seqused: with a window, all sequences must use the whole cache";
+  return std::nullopt;
+}
+
+namespace {
+
+DecodeShard decode_shard(const Problem& p, Rank& rank) {
+  const Part part = parts_of(TokenOrder::contiguous, p.seqlen_k, rank.world(), rank.index())[0];
+  DecodeShard shard{p, Shape::kNoWindow, Shape::kNoWindow, rank};
+  Problem& local = shard.local;
+  local.own.clear();
+  local.seqlen_k = part.count;
+  for (int64_t& used : local.seqused_k) used = std::clamp<int64_t>(used - part.first, 0, part.count);
+  local.causal = false, local.window_left = local.window_right = -1;
+  local.finish();
+  // Distance of the local diagonal from that of the whole cache: the keys of later ranks.
+  const int64_t later = p.seqlen_k - part.first - part.count;
+  const int64_t right = p.causal ? 0 : p.window_right;
+  if (right >= 0 && p.seqlen_q > 1) shard.window_right = static_cast<int>(
+      std::min<int64_t>(later + right, Shape::kNoWindow));
+  if (p.window_left >= 0) shard.window_left = static_cast<int>(
+      std::max<int64_t>(std::min<int64_t>(p.window_left, Shape::kNoWindow) - later,
+                        -Shape::kNoWindow));
+  return shard;
+}
+
+}  // namespace
+
+Status run_decode(const Arguments& args, const DecodeProgram& program) {
+  const Problem& p = args.problem;
+  const int64_t row = bytes_of(p.dtype, p.head_dim);
+  const int64_t q_bytes = p.batch * p.heads * p.seqlen_q * row;
+  const auto prepare = [&](Rank& rank) {
+    const DecodeShard shard = decode_shard(p, rank);
+    const int64_t keys = shard.local.seqlen_k;
+    const int64_t first =
+        parts_of(TokenOrder::contiguous, p.seqlen_k, rank.world(), rank.index())[0].first;
+    copy_rows(args.backend, rank.allocate("q", q_bytes), q_bytes, args.in<std::byte>("q"), q_bytes,
+              q_bytes, 1);
+    for (const char* name : {"k", "v"})
+      copy_rows(args.backend, rank.allocate(name, p.batch * p.kv_heads * keys * row), keys * row,
+                args.in<std::byte>(name) + first * row, p.seqlen_k * row, keys * row,
+                keys == 0 ? 0 : p.batch * p.kv_heads);
+    std::vector<int32_t> used;
+    for (int64_t b = 0; b < p.batch; ++b)
+      used.push_back(static_cast<int32_t>(
+          shard.local.seqused_k.empty() ? keys : shard.local.seqused_k[static_cast<std::size_t>(b)]));
+    copy_rows(args.backend, rank.allocate("seqused_k", 4 * p.batch), 4, used.data(), 4, 4, p.batch);
+    rank.allocate("o", q_bytes);
+    rank.allocate("lse", shard.rows() * 4);
+    program.prepare(shard);
+  };
+  const auto finish = [&](Rank& rank) {
+    if (rank.index() != 0) return;
+    copy_rows(args.backend, args.out<std::byte>("o"), q_bytes, rank.buffer("o"), q_bytes, q_bytes,
+              1);
+    const int64_t lse = p.batch * p.heads * p.seqlen_q * 4;
+    copy_rows(args.backend, args.out<std::byte>("lse"), lse, rank.buffer("lse"), lse, lse, 1);
+  };
+  const auto run = [&](Rank& rank) { program.run(decode_shard(p, rank)); };
+  return run_ranks(args, {prepare, run}, finish);
+}
+
 }  // namespace attn::ranks

@@ -68,6 +68,23 @@ struct ForwardProgram {
 /// collects O and lse.
 Status run_forward(const Arguments&, TokenOrder, const ForwardProgram&);
 
+/// One rank's share of decoding: all queries, and the keys of one part of the cache, `[B, Hkv, part,
+/// d]` in "k" and "v"; their numbers in use in "seqused_k".
+struct DecodeShard {
+  Problem local;  ///< with the keys of this rank, and no mask
+  /// Visible keys left and right of the local diagonal, which ends at the rank's last key in use.
+  /// The left one is negative where the window begins later.
+  int window_left, window_right;
+  Rank& rank;
+  int64_t rows() const { return local.batch * local.heads * local.seqlen_q; }
+};
+struct DecodeProgram {
+  std::function<void(const DecodeShard&)> prepare, run;
+};
+std::optional<std::string> refuse_decode(const Problem&);
+/// Distributes the cache, runs the program, and collects O and lse, which all ranks have.
+Status run_decode(const Arguments&, const DecodeProgram&);
+
 /// Copies rows between buffers of any devices: `width` bytes each, so many bytes apart.
 void copy_rows(Backend, void* to, int64_t to_pitch, const void* from, int64_t from_pitch,
                int64_t width, int64_t rows);
