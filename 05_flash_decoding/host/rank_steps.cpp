@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "check/operation.h"
+#include "host/measure.h"
+#include "host/rank_model.h"
 #include "ranks/sharded.h"
 
 ATTN_DECLARE_STEP(p1_all_gather);
@@ -103,6 +105,12 @@ void add_steps(Chapter& chapter) {
   chapter.steps.push_back(decode_step("p6_tree_decode",
                                       "the cache on several ranks: all-gather of O and lse, merge",
                                       ATTN_LAUNCH(p6_tree_decode)));
+  chapter.commands.push_back({"--measure-ranks", "times steps on several GPUs, next to one GPU",
+                              measure::ranks});
+  chapter.commands.push_back({"--measure-links", "bandwidth of messages between GPUs, by size",
+                              measure::links});
+  chapter.commands.push_back({"--predict-ranks", "predicted times for 2 to 512 ranks",
+                              rank_model::table});
 }
 
 }  // namespace attn::rank_steps

@@ -116,6 +116,7 @@ class GpuRank final : public Rank {
   void forget_buffers() { buffers_.clear(); }
 
   void compute(const std::string&, std::function<Status(Stream)> launch) override {
+    if (variant == Variant::transfers_only) return;
     if (const Status status = launch(stream); !status.ok()) throw status;
   }
   void compute_with_peers(const std::string& what, std::function<Status(Stream)> launch) override {
@@ -123,6 +124,7 @@ class GpuRank final : public Rank {
   }
   Ticket exchange(const std::string& what, const std::vector<Message>& messages,
                   bool grouped) override {
+    if (variant == Variant::launches_only) return 0;
     const auto ticket = static_cast<Ticket>(exchanges_.size());
     Exchange& made = exchanges_.emplace_back(Exchange{what, {}, {}});
     for (const Message& m : messages) {
@@ -145,6 +147,7 @@ class GpuRank final : public Rank {
     return ticket;
   }
   void wait(Ticket ticket) override {
+    if (variant == Variant::launches_only) return;
     const Exchange& exchange = exchanges_[static_cast<std::size_t>(ticket)];
     cuda(cudaStreamWaitEvent(stream, exchange.done, 0), "waiting for an exchange");
     if (transport_ == Transport::copies)
@@ -179,6 +182,12 @@ class GpuRank final : public Rank {
   cudaStream_t stream = nullptr;
   cudaEvent_t begin = nullptr, end = nullptr;
   double timeout_s;
+  Variant variant = Variant::whole;
+  int64_t buffer_bytes() const {
+    int64_t all = 0;
+    for (const auto& [name, buffer] : buffers_) all += buffer.bytes();
+    return all;
+  }
 
  private:
   std::string text_of(const std::string& what, const Message& m) const {
@@ -267,9 +276,6 @@ class GpuRank final : public Rank {
 
 }  // namespace
 
-double RoundTime::slowest() const { return *std::ranges::max_element(seconds); }
-double RoundTime::skew() const { return slowest() - *std::ranges::min_element(seconds); }
-
 struct GpuRanks::Impl {
   std::vector<int> devices;
   Board board;
@@ -307,13 +313,14 @@ struct GpuRanks::Impl {
     return *board.failure;
   }
 
-  Status play(RoundTime* times) {
+  Status play(RoundTime* times, Variant variant) {
     if (board.failure) return *board.failure;
     board.posted.clear();
     ++round;
     std::atomic<int> queued{0};
     const Status status = on_threads([&](GpuRank& rank) {
       rank.begin_round();
+      rank.variant = variant;
       if (times != nullptr) {
         DeviceBuffer& l2 = *scrub[static_cast<std::size_t>(rank.index())];
         cuda(cudaMemsetAsync(l2.data(), 0, static_cast<std::size_t>(l2.bytes()), rank.stream),
@@ -377,8 +384,13 @@ Status GpuRanks::prepare(const Program& program) {
     synchronize(rank.device());
   });
 }
-Status GpuRanks::run() { return impl_->play(nullptr); }
-Status GpuRanks::time(RoundTime& times) { return impl_->play(&times); }
+Status GpuRanks::run() { return impl_->play(nullptr, Variant::whole); }
+Status GpuRanks::time(RoundTime& times, Variant variant) { return impl_->play(&times, variant); }
+std::vector<int64_t> GpuRanks::buffer_bytes() const {
+  std::vector<int64_t> all;
+  for (const auto& rank : impl_->ranks) all.push_back(rank->buffer_bytes());
+  return all;
+}
 Status GpuRanks::finish(const std::function<void(Rank&)>& finish) {
   for (const auto& rank : impl_->ranks) {
     const InUse in_use(rank->device());
@@ -392,6 +404,26 @@ void GpuRanks::set_timeout(double seconds) {
   for (const auto& rank : impl_->ranks) rank->timeout_s = seconds;
 }
 
+namespace {
+Status measure(GpuRanks& ranks, Measuring& wanted) {
+  wanted.buffer_bytes = ranks.buffer_bytes();
+  for (const Variant v : {Variant::whole, Variant::launches_only, Variant::transfers_only}) {
+    auto& rounds = wanted.rounds[static_cast<int>(v)];
+    rounds.clear();
+    double spent = 0;
+    for (int n = -wanted.warmup; n < wanted.most_rounds; ++n) {
+      RoundTime time;
+      if (Status s = ranks.time(time, v); !s.ok()) return s;
+      if (n < 0) continue;
+      rounds.push_back(time);
+      spent += time.slowest();
+      if (rounds.size() >= 5 && spent > wanted.most_s) break;
+    }
+  }
+  return Status::success();
+}
+}  // namespace
+
 Status run_on_gpus(const std::vector<int>& devices, Transport transport, const Program& program,
                    const std::function<void(Rank&)>& finish, double timeout_s) {
   static std::map<std::pair<std::vector<int>, Transport>, std::unique_ptr<GpuRanks>> kept;
@@ -402,7 +434,7 @@ Status run_on_gpus(const std::vector<int>& devices, Transport transport, const P
   Status status = ranks->prepare(program);
   if (status.ok()) status = ranks->run();
   if (status.ok()) status = ranks->finish(finish);
-  return status;
+  return status.ok() && measuring != nullptr ? measure(*ranks, *measuring) : status;
 }
 
 void copy_rows_on_gpus(void* to, int64_t to_pitch, const void* from, int64_t from_pitch,

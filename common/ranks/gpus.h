@@ -2,6 +2,7 @@
 /// Ranks on GPUs: one host thread, a compute stream and a communication stream per GPU.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -16,9 +17,21 @@ enum class Transport { nccl, copies };
 /// Seconds of one round of all ranks, from the release of all GPUs to the end of each.
 struct RoundTime {
   std::vector<double> seconds;  ///< by rank
-  double slowest() const;
-  double skew() const;  ///< slowest - fastest
+  double slowest() const { return *std::ranges::max_element(seconds); }
+  double skew() const { return slowest() - *std::ranges::min_element(seconds); }
 };
+
+/// What a round leaves out, to see what a step's transfers and its launches take alone.
+enum class Variant { whole, launches_only, transfers_only };
+
+/// Asks run_on_gpus() to time a program after it has run once.
+struct Measuring {
+  int warmup = 2, most_rounds = 20;
+  double most_s = 2;  ///< at least 5 rounds, and no more than this takes
+  std::vector<RoundTime> rounds[3] = {};  ///< by variant
+  std::vector<int64_t> buffer_bytes = {};  ///< allocated, by rank
+};
+inline Measuring* measuring = nullptr;
 
 class GpuRanks {
  public:
@@ -33,7 +46,8 @@ class GpuRanks {
   /// time-out ends all, with an error that names rank, peer, exchange and bytes.
   Status run();
   /// One round with L2 flushed on all GPUs, timed from a common release.
-  Status time(RoundTime&);
+  Status time(RoundTime&, Variant = Variant::whole);
+  std::vector<int64_t> buffer_bytes() const;
   /// Calls `finish` for each rank, with its GPU in use.
   Status finish(const std::function<void(Rank&)>&);
   bool usable() const;
