@@ -15,6 +15,7 @@ ATTN_DECLARE_STEP(p1_all_gather);
 ATTN_DECLARE_STEP(p2_ring);
 ATTN_DECLARE_STEP(p3_zigzag);
 ATTN_DECLARE_STEP(p6_tree_decode);
+ATTN_DECLARE_STEP(p7_peer_decode);
 
 namespace attn::rank_steps {
 namespace {
@@ -105,6 +106,16 @@ void add_steps(Chapter& chapter) {
   chapter.steps.push_back(decode_step("p6_tree_decode",
                                       "the cache on several ranks: all-gather of O and lse, merge",
                                       ATTN_LAUNCH(p6_tree_decode)));
+  Step peers = decode_step("p7_peer_decode",
+                           "attention, exchange and merge in one launch: writes to peers' memory",
+                           ATTN_LAUNCH(p7_peer_decode));
+  peers.refuses = [](const Problem& p) -> Reason {
+    if (auto reason = refuse_decode(p)) return reason;
+    if (devices_of(p).size() > 16)
+      return fmt::format("--devices: {} ranks: at most 16", devices_of(p).size());
+    return std::nullopt;
+  };
+  chapter.steps.push_back(peers);
   chapter.commands.push_back({"--measure-ranks", "times steps on several GPUs, next to one GPU",
                               measure::ranks});
   chapter.commands.push_back({"--measure-links", "bandwidth of messages between GPUs, by size",

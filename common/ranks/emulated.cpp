@@ -52,7 +52,7 @@ class EmulatedRank final : public Rank {
     return made.data();
   }
   void* buffer(const std::string& name) const override { return buffers_.at(name).data(); }
-  void* buffer_of(int peer, const std::string& name) const override;
+  Rank& peer(int index) const override;
 
   void compute(const std::string&, std::function<Status(Stream)> launch) override {
     work.push_back({Work::kCompute, std::move(launch)});
@@ -224,9 +224,7 @@ class EmulatedRanks {
   double timeout_s_;
 };
 
-void* EmulatedRank::buffer_of(int peer, const std::string& name) const {
-  return all_.ranks[static_cast<std::size_t>(peer)]->buffer(name);
-}
+Rank& EmulatedRank::peer(int index) const { return *all_.ranks[static_cast<std::size_t>(index)]; }
 
 Ticket EmulatedRank::exchange(const std::string& what, const std::vector<Message>& messages,
                               bool grouped) {

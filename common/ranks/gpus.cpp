@@ -110,9 +110,7 @@ class GpuRank final : public Rank {
     return made.data();
   }
   void* buffer(const std::string& name) const override { return buffers_.at(name).data(); }
-  void* buffer_of(int peer, const std::string& name) const override {
-    return all_[static_cast<std::size_t>(peer)]->buffer(name);
-  }
+  Rank& peer(int index) const override { return *all_[static_cast<std::size_t>(index)]; }
   void forget_buffers() { buffers_.clear(); }
 
   void compute(const std::string&, std::function<Status(Stream)> launch) override {
@@ -120,6 +118,7 @@ class GpuRank final : public Rank {
     if (const Status status = launch(stream); !status.ok()) throw status;
   }
   void compute_with_peers(const std::string& what, std::function<Status(Stream)> launch) override {
+    peers_in_ = what;
     compute(what, std::move(launch));
   }
   Ticket exchange(const std::string& what, const std::vector<Message>& messages,
@@ -156,7 +155,7 @@ class GpuRank final : public Rank {
   }
 
   // A round begins: events of the last one are used again.
-  void begin_round() { exchanges_.clear(), used_events_ = 0, numbers_.clear(); }
+  void begin_round() { exchanges_.clear(), used_events_ = 0, numbers_.clear(), peers_in_.clear(); }
   // Waits for all that was queued, at most so long. Returns "" or what is missing.
   std::string wait_for_end() {
     const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
@@ -173,7 +172,10 @@ class GpuRank final : public Rank {
         for (const bool sends : {false, true})
           for (const Message& m : exchange.messages)
             if (m.sends == sends) return text_of(exchange.what, m);
-    return fmt::format("rank {}: its kernels do not end", index());
+    return peers_in_.empty()
+               ? fmt::format("time-out of {:g} s: rank {}: its kernels do not end", timeout_s, index())
+               : fmt::format("time-out of {:g} s: rank {} waits for a peer in {}", timeout_s, index(),
+                             peers_in_);
   }
   void abort() {
     if (comm_) comm_->abort();
@@ -263,6 +265,7 @@ class GpuRank final : public Rank {
   }
 
   Transport transport_;
+  std::string peers_in_;  // the launch in which kernels wait for each other
   Board& board_;
   std::vector<std::unique_ptr<GpuRank>>& all_;
   cudaStream_t transfers_ = nullptr;

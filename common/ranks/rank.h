@@ -48,8 +48,8 @@ class Rank {
   virtual void* buffer(const std::string& name) const = 0;
   /// SMs that a launch should leave to transfers which run next to it.
   virtual int transfer_sms() const { return 0; }
-  /// The buffer of another rank, as seen from here. Ranks of one process only.
-  virtual void* buffer_of(int peer, const std::string& name) const = 0;
+  /// Another rank, for the addresses of its buffers. Ranks of one process only.
+  virtual Rank& peer(int index) const = 0;
 
   /// Queues a launch in the compute stream.
   virtual void compute(const std::string& what, std::function<Status(Stream)> launch) = 0;
@@ -60,7 +60,7 @@ class Rank {
                           bool grouped = true) = 0;
   /// Later launches wait for an exchange. Until then what it sends must not change.
   virtual void wait(Ticket) = 0;
-  /// Queues one launch per rank, which exchange data themselves through buffer_of() and flags.
+  /// Queues one launch per rank, which exchange data themselves through the buffers of peers and flags.
   /// `launch` of rank 0 launches the kernels of all emulated ranks, as one grid; on GPUs each rank
   /// launches its own.
   virtual void compute_with_peers(const std::string& what,

@@ -207,6 +207,12 @@ DecodeShard decode_shard(const Problem& p, Rank& rank) {
 
 }  // namespace
 
+std::vector<DecodeShard> decode_shards(const Problem& whole, const Rank& of) {
+  std::vector<DecodeShard> all;
+  for (int r = 0; r < of.world(); ++r) all.push_back(decode_shard(whole, of.peer(r)));
+  return all;
+}
+
 Status run_decode(const Arguments& args, const DecodeProgram& program) {
   const Problem& p = args.problem;
   const int64_t row = bytes_of(p.dtype, p.head_dim);

@@ -78,6 +78,8 @@ struct DecodeShard {
   Rank& rank;
   int64_t rows() const { return local.batch * local.heads * local.seqlen_q; }
 };
+/// Of all ranks of one process, which rank `of` launches together with its own.
+std::vector<DecodeShard> decode_shards(const Problem& whole, const Rank& of);
 struct DecodeProgram {
   std::function<void(const DecodeShard&)> prepare, run;
 };
