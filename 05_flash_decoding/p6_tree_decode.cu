@@ -373,7 +373,7 @@ Status merge(const DecodeShard& shard, Stream stream) {
 }
 
 //! [exchange]
-int64_t part_bytes(const DecodeShard& s) { return s.rows() * (s.local.head_dim + 1) * 4; }
+int64_t part_bytes(const DecodeShard& s) { return 4 * part_floats(s.rows(), s.local.head_dim); }
 
 void prepare(const DecodeShard& s) {
   const int64_t partials = int64_t{kMaxRuns} * 2 * kMmaRows;

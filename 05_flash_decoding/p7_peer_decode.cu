@@ -401,7 +401,7 @@ void prepare(const DecodeShard& s) {
   s.rank.allocate("o_partial", partials * s.local.head_dim * 4);
   s.rank.allocate("lse_partial", partials * 4);
   s.rank.allocate("arrived", blocks * 4, true);
-  s.rank.allocate("parts", 2 * s.rank.world() * s.rows() * (s.local.head_dim + 1) * 4);
+  s.rank.allocate("parts", 2 * s.rank.world() * 4 * part_floats(s.rows(), s.local.head_dim));
   s.rank.allocate("flags", blocks * kMaxRanks * 4, true);
 }
 template <class Element, int kHeadDim>

@@ -25,6 +25,12 @@ struct Merge {
 };
 //! [merge_of_two]
 
+// Floats of a rank's partial result: O [rows, d], then lse [rows], padded so that the next one
+// begins at a multiple of 16 bytes.
+__host__ __device__ constexpr int64_t part_floats(int64_t rows, int64_t head_dim) {
+  return rows * head_dim + round_up<int64_t>(rows, 4);
+}
+
 // Four columns of O in fp32.
 __device__ __forceinline__ void store_part(float* to, const float (&o)[4], float factor) {
   *reinterpret_cast<float4*>(to) =
@@ -37,7 +43,7 @@ __device__ __forceinline__ void store_part(float* to, const float (&o)[4], float
 template <class Element, int kHeadDim>
 __device__ __forceinline__ void merge_row_of_ranks(Element* gO, float* gLse, const float* gParts,
                                                    int world, int rows, int row, int col) {
-  const int64_t part = int64_t{rows} * (kHeadDim + 1);  // O [rows, d], then lse [rows]
+  const int64_t part = part_floats(rows, kHeadDim);
   float max = flash_decoding::kLowest, sum = 0, out[4] = {};
   for (int n = 0; n < world; ++n)
     max = fmaxf(max, gParts[n * part + int64_t{rows} * kHeadDim + row]);

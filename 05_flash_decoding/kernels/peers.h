@@ -26,14 +26,14 @@ struct Peers {
   unsigned epoch;
   unsigned long long most_ns;  // a wait ends by itself
 
-  __device__ int64_t part_floats() const { return int64_t{rows} * (head_dim + 1); }
+  __device__ int64_t size() const { return part_floats(rows, head_dim); }
   __device__ const float* own() const {
-    return parts[rank] + epoch % 2 * world * part_floats();
+    return parts[rank] + epoch % 2 * world * size();
   }
   // Four columns of this rank's partial O, and its lse, to all ranks.
   __device__ void store(int64_t row, int col, const float (&o)[4], float factor, float lse) const {
     for (int n = 0; n < world; ++n) {
-      float* const part = parts[n] + (int64_t{epoch % 2} * world + rank) * part_floats();
+      float* const part = parts[n] + (int64_t{epoch % 2} * world + rank) * size();
       store_part(part + row * head_dim + col, o, factor);
       if (col == 0) part[int64_t{rows} * head_dim + row] = lse;
     }
