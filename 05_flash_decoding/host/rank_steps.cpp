@@ -14,6 +14,7 @@
 ATTN_DECLARE_STEP(p1_all_gather);
 ATTN_DECLARE_STEP(p2_ring);
 ATTN_DECLARE_STEP(p3_zigzag);
+ATTN_DECLARE_STEP(p4_ulysses);
 ATTN_DECLARE_STEP(p6_tree_decode);
 ATTN_DECLARE_STEP(p7_peer_decode);
 
@@ -103,6 +104,24 @@ void add_steps(Chapter& chapter) {
   chapter.steps.push_back(forward_step("p3_zigzag",
                                        "an early and a late part per rank: equal causal work",
                                        TokenOrder::zigzag, ATTN_LAUNCH(p3_zigzag)));
+  Step ulysses = forward_step("p4_ulysses", "all-to-all: from shards of tokens to shards of heads",
+                              TokenOrder::contiguous, ATTN_LAUNCH(p4_ulysses));
+  ulysses.refuses = [](const Problem& p) -> Reason {
+    if (auto reason = refuse_ranks(p)) return reason;
+    const auto world = static_cast<int64_t>(devices_of(p).size());
+    if (p.kv_heads % world != 0)
+      return fmt::format("--kv-heads {}: must be a multiple of the {} ranks", p.kv_heads, world);
+    return std::nullopt;
+  };
+  ulysses.cost = [](const Problem& p) {
+    Problem heads = p;
+    const int64_t world = std::max<int64_t>(1, std::ssize(devices_of(p)));
+    heads.heads = std::max<int64_t>(1, p.heads / world);
+    heads.kv_heads = std::max<int64_t>(1, p.kv_heads / world);
+    heads.own.erase("devices");
+    return forward_cost(heads, TokenOrder::contiguous);
+  };
+  chapter.steps.push_back(ulysses);
   chapter.steps.push_back(decode_step("p6_tree_decode",
                                       "the cache on several ranks: all-gather of O and lse, merge",
                                       ATTN_LAUNCH(p6_tree_decode)));

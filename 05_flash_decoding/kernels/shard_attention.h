@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -15,24 +16,26 @@ namespace ATTN_BACKEND::ranks {
 using namespace attn;
 using namespace attn::ranks;
 
-inline std::byte* bytes_at(const Rank& rank, const char* name) {
+inline std::byte* bytes_at(const Rank& rank, const std::string& name) {
   return static_cast<std::byte*>(rank.buffer(name));
 }
-inline void allocate_accumulators(const ForwardShard& s) {
+inline void allocate_accumulators(const ForwardShard& s, const std::string& of = "") {
   const Problem& p = s.sharding.whole;
   const int64_t rows = s.sharding.rows_q(s.rank.index());
-  s.rank.allocate("o_acc", p.batch * rows * p.heads * p.head_dim * 4);
-  s.rank.allocate("tile_counter", 4, true);
+  s.rank.allocate(of + "o_acc", p.batch * rows * p.heads * p.head_dim * 4);
+  s.rank.allocate(of + "tile_counter", 4, true);
 }
 
 // `owners`: the ranks whose keys are multiplied, in order. A block's launch knows from it whether
-// it is the first or the last of its rows.
+// it is the first or the last of its rows. `of`: how the names of Q's, O's and other buffers begin.
 class ShardAttention {
  public:
   using Attend = Status (*)(const Arguments&, const Accumulation&, int transfer_sms);
 
-  ShardAttention(const ForwardShard& s, std::vector<int> owners, Attend attend)
+  ShardAttention(const ForwardShard& s, std::vector<int> owners, Attend attend,
+                 std::string of = "")
       : sharding_(s.sharding), rank_(s.rank), owners_(std::move(owners)), attend_(attend),
+        of_(std::move(of)),
         plan_(plan_of(sharding_, rank_.index(), owners_)),
         rows_(sharding_.rows_q(rank_.index())) {}
 
@@ -55,13 +58,13 @@ class ShardAttention {
         const int64_t q = (b * rows_ + block.q_row) * sharding_.q_row_bytes();
         const int64_t k = (b * sharding_.rows_k(owner) + block.k_row) * sharding_.k_row_bytes();
         const std::vector<std::pair<const char*, const void*>> pointers{
-            {"q", bytes_at(rank_, "q") + q},
+            {"q", bytes_at(rank_, of_ + "q") + q},
             {"k", kv + k},
             {"v", v + k},
-            {"o", bytes_at(rank_, "o") + q},
+            {"o", bytes_at(rank_, of_ + "o") + q},
             {"o_acc", o_acc(b, block.q_row)},
             {"lse", lse(b, block.q_row)},
-            {"tile_counter", bytes_at(rank_, "tile_counter")}};
+            {"tile_counter", bytes_at(rank_, of_ + "tile_counter")}};
         const int split = static_cast<int>(std::max<int64_t>(0, plan_.split - block.q_row));
         const Accumulation rows{rows_, split, planned.first, planned.last};
         rank_.compute("block", [=, this, p = problem_of(whole, block), device = rank_.device(),
@@ -77,7 +80,7 @@ class ShardAttention {
   void end() const {
     for_each_range(plan_.convert, [&](const RowRange& rows, int64_t b) {
       rank_.compute("convert", [=, dtype = sharding_.whole.dtype, o_acc = o_acc(b, 0),
-                                o = bytes_at(rank_, "o") +
+                                o = bytes_at(rank_, of_ + "o") +
                                     b * rows_ * sharding_.q_row_bytes()](Stream stream) {
         return dispatch_16bit(dtype, [&]<class Element>() {
           return convert_rows(stream, reinterpret_cast<Element*>(o), o_acc, rows);
@@ -89,11 +92,11 @@ class ShardAttention {
  private:
   float* o_acc(int64_t b, int64_t row) const {
     const Problem& p = sharding_.whole;
-    return static_cast<float*>(rank_.buffer("o_acc")) +
+    return static_cast<float*>(rank_.buffer(of_ + "o_acc")) +
            (b * rows_ + row) * p.heads * p.head_dim;
   }
   float* lse(int64_t b, int64_t row) const {
-    return static_cast<float*>(rank_.buffer("lse")) + b * sharding_.whole.heads * rows_ + row;
+    return static_cast<float*>(rank_.buffer(of_ + "lse")) + b * sharding_.whole.heads * rows_ + row;
   }
   // `parts`: bit n is of the n-th part of the rank's queries.
   template <class Body>
@@ -112,6 +115,7 @@ class ShardAttention {
   Rank& rank_;
   std::vector<int> owners_;
   Attend attend_;
+  std::string of_;
   Plan plan_;
   int64_t rows_;
 };
