@@ -18,7 +18,7 @@ namespace {
 struct Posted {
   Message message;
   int number = 0;
-  bool lost = false, done = false;
+  bool lost = false, late = false, stale = false, done = false;
 };
 struct Exchange {
   std::string what;
@@ -193,7 +193,14 @@ class EmulatedRanks {
                 exchange.what));
           const auto bytes = static_cast<std::size_t>(mine.message.bytes);
           void* const target = sends ? found->message.data : mine.message.data;
-          std::memcpy(target, sends ? mine.message.data : found->message.data, bytes);
+          const auto* const source =
+              static_cast<const std::byte*>(sends ? mine.message.data : found->message.data);
+          const Posted& its = sends ? mine : *found;
+          std::vector<std::byte>& earlier = last_[{from, to}];
+          std::vector<std::byte> now(source, source + bytes);
+          if (its.stale && earlier.size() == bytes) now = earlier;
+          if (!its.late) std::memcpy(target, now.data(), bytes);
+          if (planted.stale) earlier = std::move(now);
           mine.done = found->done = true;
         } else if (!exchange.grouped) {
           break;
@@ -222,6 +229,7 @@ class EmulatedRanks {
   }
 
   double timeout_s_;
+  std::map<std::pair<int, int>, std::vector<std::byte>> last_;  // messages, for a planted fault
 };
 
 Rank& EmulatedRank::peer(int index) const { return *all_.ranks[static_cast<std::size_t>(index)]; }
@@ -229,12 +237,16 @@ Rank& EmulatedRank::peer(int index) const { return *all_.ranks[static_cast<std::
 Ticket EmulatedRank::exchange(const std::string& what, const std::vector<Message>& messages,
                               bool grouped) {
   const auto ticket = static_cast<Ticket>(exchanges.size());
-  Exchange& made = exchanges.emplace_back(Exchange{what, grouped, {}});
+  Exchange& made = exchanges.emplace_back(Exchange{what, grouped && !planted.ungrouped, {}});
   for (const Message& m : messages) {
     if (m.bytes == 0) continue;
     const auto pair = m.sends ? std::pair(index(), m.peer) : std::pair(m.peer, index());
     Posted posted{m, all_.numbers[m.sends][pair]++};
-    if (m.sends) posted.lost = planted.lost == all_.sent++ || lose_message();
+    if (m.sends) {
+      const int n = all_.sent++;
+      posted.lost = planted.lost == n || lose_message();
+      posted.late = planted.late == n, posted.stale = planted.stale == n;
+    }
     made.messages.push_back(posted);
   }
   work.push_back({Work::kPost, {}, ticket});

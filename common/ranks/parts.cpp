@@ -59,6 +59,7 @@ std::optional<Block> visible_block(const Problem& whole, const Part& q, const Pa
   const int64_t last = has_last ? floor_div(diagonal + right, q.stride) : 0;
   const int64_t first = has_first ? ceil_div(diagonal - left, q.stride) : 0;
 
+  if (has_last && has_first && first > last) return std::nullopt;  // a window between two strides
   int64_t q0 = 0, q1 = q.count, k0 = 0, k1 = k.count;
   if (has_last) q0 = std::max(q0, -last);  // earlier queries see no key: all are later than they
   if (has_first) q1 = std::min(q1, k.count - first);  // later queries: all keys are too old

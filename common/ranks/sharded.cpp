@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "device/device.h"
 #include "ranks/emulated.h"
@@ -238,11 +239,12 @@ Status run_decode(const Arguments& args, const DecodeProgram& program) {
     program.prepare(shard);
   };
   const auto finish = [&](Rank& rank) {
-    if (rank.index() != 0) return;
-    copy_rows(args.backend, args.out<std::byte>("o"), q_bytes, rank.buffer("o"), q_bytes, q_bytes,
-              1);
-    const int64_t lse = p.batch * p.heads * p.seqlen_q * 4;
-    copy_rows(args.backend, args.out<std::byte>("lse"), lse, rank.buffer("lse"), lse, lse, 1);
+    const int64_t first = rank.index(), world = rank.world();
+    const int64_t rows = (p.batch * p.heads * p.seqlen_q - first + world - 1) / world;
+    for (const auto& [name, bytes] : {std::pair("o", row), {"lse", int64_t{4}}})
+      copy_rows(args.backend, args.out<std::byte>(name) + first * bytes, world * bytes,
+                static_cast<std::byte*>(rank.buffer(name)) + first * bytes, world * bytes, bytes,
+                std::max<int64_t>(0, rows));
   };
   const auto run = [&](Rank& rank) { program.run(decode_shard(p, rank)); };
   return run_ranks(args, {prepare, run}, finish);

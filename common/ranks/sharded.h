@@ -84,7 +84,8 @@ struct DecodeProgram {
   std::function<void(const DecodeShard&)> prepare, run;
 };
 std::optional<std::string> refuse_decode(const Problem&);
-/// Distributes the cache, runs the program, and collects O and lse, which all ranks have.
+/// Distributes the cache, runs the program, and collects O and lse. All ranks have them: the rows
+/// are taken from the ranks in turn, so that a wrong result of any rank shows.
 Status run_decode(const Arguments&, const DecodeProgram&);
 
 /// Copies rows between buffers of any devices: `width` bytes each, so many bytes apart.
