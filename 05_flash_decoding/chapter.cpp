@@ -262,14 +262,13 @@ Chapter make_chapter() {
   features.support = "causal, windows, GQA, softcap, ALiBi";
   features.takes.insert(features.takes.end(), {"softcap", "alibi"});
   c.steps.push_back(features);
-  rank_steps::add_steps(c);
   return c;
 }
 
 }  // namespace
 
 const Chapter& chapter() {
-  static const Chapter c = make_chapter();
+  static const Chapter c = rank_steps::with_ranks(make_chapter());
   return c;
 }
 

@@ -4,9 +4,9 @@
 // change    The tokens of a sequence are sharded over ranks. A rank sends its K and V to all others
 //           and launches one kernel: that of chapter 06 on packed shards. Its epilogue can merge O
 //           and lse with fp32 accumulators, which the next steps need.
-// why       Simplest form of context parallelism: 1 / ranks of the compute per rank. The memory for
-//           K and V stays that of one GPU, no transfer overlaps with computation, and under a causal
-//           mask the last rank has most of the work.
+// why       Simplest form of context parallelism: 1 / ranks of the compute per rank. But each rank
+//           needs the memory of all K and V, no transfer overlaps with computation, and under a
+//           causal mask the last rank has most of the work.
 // expect    time: transfer + compute of the last rank
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, causal, windows, GQA
 // source    "Context parallelism" of Megatron-LM and TransformerEngine (all_gather)
@@ -178,8 +178,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
     mbarrier_arrive_expect_tx(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
-    tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()],
-             {0, work.row0, 0, work.q_head});
+    tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     mbarrier_wait(&smem.prefetch, prefetch().phase());
     q.advance();
   }
@@ -246,8 +245,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0)
-      produce_q<Element, Config>(smem, mapQ, shape, scheduler);
+    if (threadIdx.x % kWarpgroup == 0) produce_q<Element, Config>(smem, mapQ, shape, scheduler);
     if (threadIdx.x % kWarpgroup == kWarp) produce_kv<Element, Config>(smem, mapK, mapV);
     return;
   }
@@ -436,8 +434,8 @@ void run(const ForwardShard& s) {
     const Part theirs = s.sharding.k[static_cast<std::size_t>(peer)].front();
     for (int64_t b = 0; b < 2 * all.whole.batch; ++b) {  // sequences of K, then of V
       messages.push_back(send_to(peer, own + b * own_rows * row, own_rows * row));
-      messages.push_back(receive_from(
-          peer, whole + (b * all.whole.seqlen_k + theirs.first) * row, theirs.count * row));
+      messages.push_back(receive_from(peer, whole + (b * all.whole.seqlen_k + theirs.first) * row,
+                                      theirs.count * row));
     }
   }
   s.rank.wait(s.rank.exchange("all-gather", messages));

@@ -1,11 +1,11 @@
 // p3_zigzag: a ring with equal work per rank under a causal mask.
 //
 // parent    p2_ring
-// change    A sequence is cut into 2 world parts. Rank r holds parts r and 2 world - 1 - r: an early
-//           and a late one.
-// why       With contiguous shards rank 0 has one block to compute and the last rank all of them, so
+// change    A sequence is cut into 2 world parts. Rank r holds parts r and 2 world - 1 - r: one
+//           early and one late part.
+// why       With contiguous shards rank 0 has one block to compute and the last rank all of them:
 //           a causal ring takes almost as long as a full one. With an early and a late part each
-//           rank computes half a block pair per hop, in every hop.
+//           rank computes half as much per hop, in every hop.
 // expect    time: near half that of p2_ring, causal; the same without a mask
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, causal, windows, GQA
 // source    zhuzilin/ring-flash-attention (zigzag); Brandon et al., "Striped Attention" (arXiv

@@ -5,11 +5,11 @@
 //           own heads of all tokens. It computes whole heads as one GPU does. A second all-to-all
 //           returns O and lse.
 // why       A rank sends (ranks - 1) / ranks of its Q, K, V and O once, however many ranks there
-//           are: less than a ring, whose K and V pass all ranks, if there are many. Heads have equal
-//           work under any mask. But there must be a K/V head per rank, and nothing overlaps.
+//           are; in a ring K and V pass all ranks. Heads have equal work under any mask. But every
+//           rank needs a K/V head, and no transfer overlaps with computation.
 // expect    time: transfers of 2 (Hq + Hkv) d elements per token, and compute / ranks
-// supports  fp16, bf16; head dims 64, 128, 256; any lengths, causal, windows, GQA with a multiple of
-//           the ranks as K/V heads
+// supports  fp16, bf16; head dims 64, 128, 256; any lengths, causal, windows, GQA; K/V heads must
+//           be a multiple of the ranks
 // source    Jacobs et al., "DeepSpeed Ulysses" (arXiv 2309.14509)
 #include "kernels/shard_attention.h"
 
@@ -82,19 +82,19 @@ void run(const ForwardShard& s) {
     pack(rank, bytes_at(rank, "q_packed") + b * q_rows * q_row * world,
          bytes_at(rank, "q") + b * q_rows * q_row * world, q_rows, q_row * world, false);
     for (int n = 0; n < world; ++n) {
-      messages.push_back(send_to(
-          n, bytes_at(rank, "q_packed") + (b * world + n) * q_rows * q_row, q_rows * q_row));
-      messages.push_back(receive_from(
-          n, bytes_at(rank, "heads_q") + (b * p.seqlen_q + first(tokens.q, n)) * q_row,
-          tokens.rows_q(n) * q_row));
+      messages.push_back(send_to(n, bytes_at(rank, "q_packed") + (b * world + n) * q_rows * q_row,
+                                 q_rows * q_row));
+      messages.push_back(
+          receive_from(n, bytes_at(rank, "heads_q") + (b * p.seqlen_q + first(tokens.q, n)) * q_row,
+                       tokens.rows_q(n) * q_row));
     }
   }
   for (int64_t b = 0; b < 2 * p.batch; ++b) {  // sequences of K, then of V
     pack(rank, bytes_at(rank, "kv_packed") + b * k_rows * k_row * world,
          bytes_at(rank, "kv") + b * k_rows * k_row * world, k_rows, k_row * world, false);
     for (int n = 0; n < world; ++n) {
-      messages.push_back(send_to(
-          n, bytes_at(rank, "kv_packed") + (b * world + n) * k_rows * k_row, k_rows * k_row));
+      messages.push_back(send_to(n, bytes_at(rank, "kv_packed") + (b * world + n) * k_rows * k_row,
+                                 k_rows * k_row));
       messages.push_back(receive_from(
           n, bytes_at(rank, "heads_kv") + (b * p.seqlen_k + first(tokens.k, n)) * k_row,
           tokens.rows_k(n) * k_row));

@@ -4,8 +4,8 @@
 // change    Each rank holds a part of every sequence's keys and runs the parent's kernel on it. The
 //           result, O and lse in fp32, is one message to every other rank (an all-gather). Every
 //           rank merges the results, in the order of the ranks.
-// why       A cache that does not fit on one GPU, and the read bandwidth of several. What travels is
-//           a row of O per query and head, independent of the cache's length.
+// why       A cache that does not fit on one GPU, and the read bandwidth of several. A message has
+//           one row of O per query and head, independent of the cache's length.
 // expect    time: that of the rank's keys, plus the latency of an all-gather
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 // source    Shyam et al., "Tree Attention" (arXiv 2408.04093)

@@ -383,7 +383,8 @@ Status attend(const std::vector<DecodeShard>& shards, int rank, const Schedule& 
 template <class Element, class Config>
 Status attend(const std::vector<DecodeShard>& shards, int rank, unsigned epoch, Stream stream) {
   Problem longest = shards.front().local;
-  for (const DecodeShard& s : shards) longest.seqlen_k = std::max(longest.seqlen_k, s.local.seqlen_k);
+  for (const DecodeShard& s : shards)
+    longest.seqlen_k = std::max(longest.seqlen_k, s.local.seqlen_k);
   const bool on_gpu = shards.front().rank.device().backend == Backend::gpu;
   const int num_sms = on_gpu ? gpu_info().num_sms : kEmulatedSms;
   const EvenSplits even = even_splits(longest, Config::kRows, Config::kTile, num_sms);

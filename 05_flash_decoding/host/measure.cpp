@@ -127,8 +127,10 @@ OneGpu time_one(const Options& options, Device device, Tensors& tensors) {
   const bool decodes = options.operation == &decode();
   p.own["devices"] = {double(device.ordinal)};
   if (decodes) p.own.erase("devices");
-  const std::string name = decodes ? "v13_even_splits" : "p2_ring";
-  const Step& step = *std::ranges::find(chapter().steps, name, &Step::name);
+  const std::string begin = decodes ? "v13_" : "p2_";
+  const Step& step = *std::ranges::find_if(
+      chapter().steps, [&](const Step& s) { return s.name.starts_with(begin); });
+  const std::string& name = step.name;
   Arguments args(p, device);
   tensors.bind(args);
   if (!decodes) {
@@ -139,7 +141,8 @@ OneGpu time_one(const Options& options, Device device, Tensors& tensors) {
     if (!status.ok()) throw DeviceError(status.message);
     return {name, median(slowest(m.rounds[0])), tensors.sample(p.dtype)};
   }
-  for (const Workspace& w : step.workspaces(p)) args.bind(w.name, tensors.add(w.name, w.bytes).data());
+  for (const Workspace& w : step.workspaces(p))
+    args.bind(w.name, tensors.add(w.name, w.bytes).data());
   if (const Status s = step.prepare.gpu(args); !s.ok()) throw DeviceError(s.message);
   GpuTimer timer;
   std::vector<double> seconds;
@@ -170,9 +173,12 @@ int ranks(const std::vector<std::string>& arguments) {
       const bool copies = transport[0] == 'c';
       if (p.own.contains("transport") && p.own.at("transport")[0] != double(copies)) continue;
       p.own["transport"] = {double(copies)};
-      json line{{"measure", "ranks"},       {"step", step.name},
-                {"transport", transport},   {"gpu", gpu_info().name},
-                {"devices", devices},       {"problem", p.text()},
+      json line{{"measure", "ranks"},
+                {"step", step.name},
+                {"transport", transport},
+                {"gpu", gpu_info().name},
+                {"devices", devices},
+                {"problem", p.text()},
                 {"tokens_per_rank", double(p.seqlen_k) / double(devices.size())}};
       if (const auto reason = refusal(step, p)) {
         print((line["refused"] = *reason, line));
@@ -198,21 +204,23 @@ int ranks(const std::vector<std::string>& arguments) {
       const double transfers = median(slowest(m.rounds[2]));
       const double shorter = std::min(launches, transfers);
       const auto us = [](double s) { return std::round(s * 1e9) / 1e3; };
-      line.update({{"one_gpu_step", one.step},
-                   {"one_gpu_us", us(one.seconds)},
-                   {"us", us(whole)},
-                   {"us_quartiles", {us(median(slowest(m.rounds[0]), 0.25)),
-                                     us(median(slowest(m.rounds[0]), 0.75))}},
-                   {"rounds", m.rounds[0].size()},
-                   {"skew_us", us(median_skew(m.rounds[0]))},
-                   {"launches_us", us(launches)},
-                   {"transfers_us", us(transfers)},
-                   {"overlap", shorter > 0 ? 1 - (whole - std::max(launches, transfers)) / shorter : 1},
-                   {"speedup", one.seconds / whole},
-                   {"efficiency", one.seconds / whole / double(devices.size())},
-                   {"bytes_per_rank", m.buffer_bytes},
-                   {"difference_from_one_gpu", difference(tensors.sample(p.dtype), one.o)}});
-      if (const auto predicted = rank_model::predict(step.name, p, static_cast<int>(devices.size())))
+      line.update(
+          {{"one_gpu_step", one.step},
+           {"one_gpu_us", us(one.seconds)},
+           {"us", us(whole)},
+           {"us_quartiles",
+            {us(median(slowest(m.rounds[0]), 0.25)), us(median(slowest(m.rounds[0]), 0.75))}},
+           {"rounds", m.rounds[0].size()},
+           {"skew_us", us(median_skew(m.rounds[0]))},
+           {"launches_us", us(launches)},
+           {"transfers_us", us(transfers)},
+           {"overlap", shorter > 0 ? 1 - (whole - std::max(launches, transfers)) / shorter : 1},
+           {"speedup", one.seconds / whole},
+           {"efficiency", one.seconds / whole / double(devices.size())},
+           {"bytes_per_rank", m.buffer_bytes},
+           {"difference_from_one_gpu", difference(tensors.sample(p.dtype), one.o)}});
+      if (const auto predicted =
+              rank_model::predict(step.name, p, static_cast<int>(devices.size())))
         line["predicted_us"] = us(predicted->seconds());
       print(line);
     }
@@ -238,11 +246,15 @@ int links(const std::vector<std::string>& arguments) {
                          }};
       Measuring m{.most_rounds = options.repeat};
       measuring = &m;
-      json line{{"measure", "link"}, {"transport", name}, {"gpu", gpu_info().name},
-                {"devices", devices}, {"bytes", bytes}};
+      json line{{"measure", "link"},
+                {"transport", name},
+                {"gpu", gpu_info().name},
+                {"devices", devices},
+                {"bytes", bytes}};
       Status status;
       try {
-        status = run_on_gpus(devices, transport, ring, [](Rank&) {}, 30);
+        status = run_on_gpus(
+            devices, transport, ring, [](Rank&) {}, 30);
       } catch (const DeviceError& e) {
         status = Status::device_error(e.what());
       }
@@ -253,7 +265,8 @@ int links(const std::vector<std::string>& arguments) {
         break;
       }
       const double seconds = median(slowest(m.rounds[0]));
-      line.update({{"us", seconds * 1e6}, {"gb_per_s", double(bytes) / seconds * 1e-9},
+      line.update({{"us", seconds * 1e6},
+                   {"gb_per_s", double(bytes) / seconds * 1e-9},
                    {"skew_us", median_skew(m.rounds[0]) * 1e6}});
       print(line);
     }

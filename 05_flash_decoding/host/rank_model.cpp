@@ -51,8 +51,7 @@ Prediction ring(const Sharding& s, const Machine& m, double flop_per_pair, doubl
       const int from = (r + world - 1) % world, owner = (r - hop - 1 + 2 * world) % world;
       const double bytes = bytes_factor * double(s.kv_bytes(owner));
       const double seconds = bytes / m.link_bytes_per_s + m.message_s;
-      arrived[std::size_t(r)] =
-          std::max(begun[std::size_t(r)], begun[std::size_t(from)]) + seconds;
+      arrived[std::size_t(r)] = std::max(begun[std::size_t(r)], begun[std::size_t(from)]) + seconds;
       if (r == 0) all.transfer_s += seconds, all.bytes += bytes;
     }
     for (int r = 0; r < world; ++r)
@@ -66,8 +65,7 @@ Prediction ring(const Sharding& s, const Machine& m, double flop_per_pair, doubl
 Prediction decode(const Problem& p, int world, const Machine& m, double exchange_s) {
   const double rows = double(p.batch * p.heads * p.seqlen_q);
   Prediction all;
-  all.compute_s =
-      attn::decode().useful_bytes(p) / world / m.read_bytes_per_s + m.launch_s;
+  all.compute_s = attn::decode().useful_bytes(p) / world / m.read_bytes_per_s + m.launch_s;
   all.bytes = double(world - 1) * rows * double(p.head_dim + 1) * 4;
   all.transfer_s = world > 1 ? all.bytes / m.link_bytes_per_s + exchange_s : 0;
   all.total_s = all.compute_s + all.transfer_s;
@@ -112,8 +110,7 @@ std::optional<Prediction> predict(const std::string& step, const Problem& p, int
     Problem of_heads = p;
     const double pairs = of_heads.visible_pairs();
     all.compute_s = pairs * pair / world / m.forward_flops + m.launch_s;
-    const double own =
-        (2 * double(contiguous.q_bytes(0)) + double(contiguous.kv_bytes(0))) / world;
+    const double own = (2 * double(contiguous.q_bytes(0)) + double(contiguous.kv_bytes(0))) / world;
     all.bytes = own * (world - 1);
     all.transfer_s = world > 1 ? all.bytes / m.link_bytes_per_s + 2 * m.message_s : 0;
     all.total_s = all.compute_s + all.transfer_s;

@@ -95,7 +95,7 @@ Step decode_step(std::string name, std::string idea, Launch launch) {
 
 }  // namespace
 
-void add_steps(Chapter& chapter) {
+Chapter with_ranks(Chapter chapter) {
   chapter.steps.push_back(forward_step("p1_all_gather",
                                        "context parallelism: every rank gathers all K and V",
                                        TokenOrder::contiguous, ATTN_LAUNCH(p1_all_gather)));
@@ -135,12 +135,13 @@ void add_steps(Chapter& chapter) {
     return std::nullopt;
   };
   chapter.steps.push_back(peers);
-  chapter.commands.push_back({"--measure-ranks", "times steps on several GPUs, next to one GPU",
-                              measure::ranks});
-  chapter.commands.push_back({"--measure-links", "bandwidth of messages between GPUs, by size",
-                              measure::links});
-  chapter.commands.push_back({"--predict-ranks", "predicted times for 2 to 512 ranks",
-                              rank_model::table});
+  chapter.commands.push_back(
+      {"--measure-ranks", "times steps on several GPUs, next to one GPU", measure::ranks});
+  chapter.commands.push_back(
+      {"--measure-links", "bandwidth of messages between GPUs, by size", measure::links});
+  chapter.commands.push_back(
+      {"--predict-ranks", "predicted times for 2 to 512 ranks", rank_model::table});
+  return chapter;
 }
 
 }  // namespace attn::rank_steps

@@ -5,6 +5,7 @@
 
 namespace attn::rank_steps {
 
-void add_steps(Chapter&);
+// The chapter with these steps, and their commands.
+Chapter with_ranks(Chapter);
 
 }  // namespace attn::rank_steps

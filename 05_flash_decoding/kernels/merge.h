@@ -55,16 +55,14 @@ __device__ __forceinline__ void merge_row_of_ranks(Element* gO, float* gLse, con
         out, weight,
         *reinterpret_cast<const float4*>(gParts + n * part + int64_t{row} * kHeadDim + col));
   }
-  flash_decoding::store_row_part(gO + int64_t{row} * kHeadDim + col, out,
-                                 sum != 0 ? 1 / sum : 0);
+  flash_decoding::store_row_part(gO + int64_t{row} * kHeadDim + col, out, sum != 0 ? 1 / sum : 0);
   if (col == 0) gLse[row] = sum != 0 ? max + kLn2 * log2f(sum) : -INFINITY;
 }
 //! [merge_of_ranks]
 template <class Element, int kHeadDim>
 __global__ void merge_parts_kernel(Element* gO, float* gLse, const float* gParts, int world,
                                    int rows) {
-  merge_row_of_ranks<Element, kHeadDim>(gO, gLse, gParts, world, rows,
-                                        static_cast<int>(blockIdx.x),
+  merge_row_of_ranks<Element, kHeadDim>(gO, gLse, gParts, world, rows, static_cast<int>(blockIdx.x),
                                         static_cast<int>(threadIdx.x) * 4);
 }
 

@@ -17,7 +17,7 @@ constexpr int kMaxRanks = 16;
 // Partial results: parts[n] is the buffer of rank n, [2][world][O rows * d | lse rows]. Launch e
 // uses half e % 2: a rank that has begun launch e + 1 may still be read by a slower rank in launch
 // e, but not in e - 1, whose flags it has sent before. Flags hold the number of the launch (the
-// epoch), so nobody has to reset them.
+// epoch), so they are never reset.
 //! [peers]
 struct Peers {
   float* parts[kMaxRanks];
@@ -27,9 +27,7 @@ struct Peers {
   unsigned long long most_ns;  // a wait ends by itself
 
   __device__ int64_t size() const { return part_floats(rows, head_dim); }
-  __device__ const float* own() const {
-    return parts[rank] + epoch % 2 * world * size();
-  }
+  __device__ const float* own() const { return parts[rank] + epoch % 2 * world * size(); }
   // Four columns of this rank's partial O, and its lse, to all ranks.
   __device__ void store(int64_t row, int col, const float (&o)[4], float factor, float lse) const {
     for (int n = 0; n < world; ++n) {
@@ -72,10 +70,9 @@ Status launch_of_rank(void (*kernel)(Parameters...), int rank, dim3 grid, dim3 b
 #ifdef ATTN_EMULATED
   (void)rank, (void)stream;
   try {
-    attn::emulator::run_grid(
-        {grid.x, static_cast<unsigned>(of_ranks.size())}, block, shared_bytes,
-        {[&] { std::apply(kernel, of_ranks[blockIdx.y]); }, reinterpret_cast<const void*>(kernel),
-         ATTN_INSTRUMENTED});
+    attn::emulator::run_grid({grid.x, static_cast<unsigned>(of_ranks.size())}, block, shared_bytes,
+                             {[&] { std::apply(kernel, of_ranks[blockIdx.y]); },
+                              reinterpret_cast<const void*>(kernel), ATTN_INSTRUMENTED});
   } catch (const attn::emulator::KernelError& e) {
     return Status::kernel_error(e.what());
   }

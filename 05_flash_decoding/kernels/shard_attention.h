@@ -32,9 +32,11 @@ class ShardAttention {
  public:
   using Attend = Status (*)(const Arguments&, const Accumulation&, int transfer_sms);
 
-  ShardAttention(const ForwardShard& s, std::vector<int> owners, Attend attend,
-                 std::string of = "")
-      : sharding_(s.sharding), rank_(s.rank), owners_(std::move(owners)), attend_(attend),
+  ShardAttention(const ForwardShard& s, std::vector<int> owners, Attend attend, std::string of = "")
+      : sharding_(s.sharding),
+        rank_(s.rank),
+        owners_(std::move(owners)),
+        attend_(attend),
         of_(std::move(of)),
         plan_(plan_of(sharding_, rank_.index(), owners_)),
         rows_(sharding_.rows_q(rank_.index())) {}

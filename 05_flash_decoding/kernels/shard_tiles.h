@@ -23,9 +23,9 @@ struct Accumulation {
 };
 template <class Element>
 struct Accumulators {
-  Element* o;      // [rows, Hq, d]: after the last block
-  float* o_acc;    // [rows, Hq, d]: before it, normalised
-  float* lse;      // [Hq, rows], of what has been accumulated
+  Element* o;    // [rows, Hq, d]: after the last block
+  float* o_acc;  // [rows, Hq, d]: before it, normalised
+  float* lse;    // [Hq, rows], of what has been accumulated
   Accumulation rows;
 };
 //! [accumulators]

@@ -43,15 +43,17 @@ const Step& step_named(const std::string& name) {
   return *std::ranges::find(chapter().steps, name, &Step::name);
 }
 
-// Problems whose lengths no number of ranks divides, with fewer tokens than ranks, unequal lengths
+// Lengths that are no multiple of the ranks, fewer tokens than ranks, unequal lengths
 // both ways, windows in which ranks have no work, GQA, and a batch.
 std::vector<Problem> forward_problems() {
   std::vector<Problem> all{problem(391, 391, 64, DType::bf16, InputKind::needle),
-                           problem(130, 300, 128, DType::fp16), problem(300, 130, 64, DType::bf16),
+                           problem(130, 300, 128, DType::fp16),
+                           problem(300, 130, 64, DType::bf16),
                            problem(5, 9, 64, DType::bf16),
                            problem(333, 333, 64, DType::bf16, InputKind::needle),
                            problem(200, 333, 64, DType::fp16, InputKind::peaked),
-                           problem(97, 260, 256, DType::bf16), problem(1, 1, 64, DType::bf16)};
+                           problem(97, 260, 256, DType::bf16),
+                           problem(1, 1, 64, DType::bf16)};
   for (const std::size_t n : {0, 1, 2, 3, 7}) all[n].causal = true;
   all[4].window_left = 40, all[4].window_right = 0;
   all[5].window_left = 0, all[5].window_right = 5;
@@ -180,8 +182,11 @@ TEST_CASE("ranks: decode steps match the reference for any number of ranks", "[e
   for (const int world : kWorlds)
     for (const int64_t keys : {1, 9, 391, 1000})
       for (int mask = 0; mask < 3; ++mask, ++n) {
-        Problem p = problem(n % 3 == 0 ? 1 : n % 3 == 1 ? 3 : 16, keys, n % 4 == 0 ? 128 : 64,
-                            n % 2 == 0 ? DType::bf16 : DType::fp16, InputKind::needle);
+        Problem p = problem(n % 3 == 0   ? 1
+                            : n % 3 == 1 ? 3
+                                         : 16,
+                            keys, n % 4 == 0 ? 128 : 64, n % 2 == 0 ? DType::bf16 : DType::fp16,
+                            InputKind::needle);
         p.heads = n % 2 == 0 ? 8 : 7, p.kv_heads = n % 2 == 0 ? 2 : 7;
         p.causal = mask == 1;
         if (mask == 2) p.window_left = keys / 3, p.window_right = 0;
@@ -225,7 +230,8 @@ TEST_CASE("ranks: a lost message ends in a time-out that names it", "[emulated][
     CHECK(contains(said, "time-out of 30 s"));
     CHECK(contains(said, "rank 0"));
     CHECK(contains(said, "bytes"));
-    CHECK(contains(said, step.name == "p2_ring" || step.name == "p3_zigzag" ? "in hop 1" : "in all-"));
+    CHECK(contains(said,
+                   step.name == "p2_ring" || step.name == "p3_zigzag" ? "in hop 1" : "in all-"));
   }
 }
 

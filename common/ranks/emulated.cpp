@@ -105,7 +105,7 @@ class EmulatedRanks {
   }
 
   std::vector<std::unique_ptr<EmulatedRank>> ranks;
-  int sent = 0;                                 // messages of all ranks
+  int sent = 0;                                   // messages of all ranks
   std::map<std::pair<int, int>, int> numbers[2];  // by (sender, receiver): messages so far
 
  private:
@@ -187,10 +187,10 @@ class EmulatedRanks {
         Posted* const found = mine.lost ? nullptr : match(from, to, mine.number, !sends);
         if (found != nullptr) {
           if (found->message.bytes != mine.message.bytes)
-            return Status::device_error(fmt::format(
-                "rank {} {} rank {} {} bytes, which {} {}: {}", index, sends ? "sends" : "expects of",
-                peer, mine.message.bytes, sends ? "expects" : "sends", found->message.bytes,
-                exchange.what));
+            return Status::device_error(fmt::format("rank {} {} rank {} {} bytes, which {} {}: {}",
+                                                    index, sends ? "sends" : "expects of", peer,
+                                                    mine.message.bytes, sends ? "expects" : "sends",
+                                                    found->message.bytes, exchange.what));
           const auto bytes = static_cast<std::size_t>(mine.message.bytes);
           void* const target = sends ? found->message.data : mine.message.data;
           const auto* const source =
@@ -221,8 +221,8 @@ class EmulatedRanks {
             return Status::device_error(fmt::format(
                 "time-out of {:g} s (emulated: no rank can go on): rank {} {} {} bytes {} rank {} "
                 "in {}",
-                timeout_s_, rank->index(), m.message.sends ? "sends" : "waits for",
-                m.message.bytes, m.message.sends ? "to" : "of", m.message.peer, exchange.what));
+                timeout_s_, rank->index(), m.message.sends ? "sends" : "waits for", m.message.bytes,
+                m.message.sends ? "to" : "of", m.message.peer, exchange.what));
       }
     }
     return Status::device_error("time-out (emulated): no rank can go on");

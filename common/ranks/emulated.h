@@ -12,10 +12,10 @@ namespace attn::ranks {
 struct Faults {
   // The n-th message that is sent, counted over all ranks:
   std::optional<int> lost = {};   ///< never arrives
-  std::optional<int> late = {};   ///< arrives when all ranks have ended: a wait that waits for nothing
+  std::optional<int> late = {};   ///< never written: its wait waits for nothing
   std::optional<int> stale = {};  ///< has what the last message between the same ranks had
-  bool ungrouped = false;    ///< messages of a group wait for one another
-  bool early = false;        ///< no fault: messages arrive as early as possible, not as late
+  bool ungrouped = false;         ///< messages of a group wait for one another
+  bool early = false;             ///< no fault: messages arrive as early as possible, not as late
 };
 inline thread_local Faults planted;
 

@@ -68,8 +68,12 @@ class GpuRank final : public Rank {
  public:
   GpuRank(int index, const std::vector<int>& devices, Transport transport, Board& board,
           std::vector<std::unique_ptr<GpuRank>>& all, double seconds)
-      : Rank(index, static_cast<int>(devices.size()), Device(Backend::gpu, devices[std::size_t(index)])),
-        timeout_s(seconds), transport_(transport), board_(board), all_(all) {}
+      : Rank(index, static_cast<int>(devices.size()),
+             Device(Backend::gpu, devices[std::size_t(index)])),
+        timeout_s(seconds),
+        transport_(transport),
+        board_(board),
+        all_(all) {}
 
   // On the rank's thread.
   void connect(const std::string& id, const std::vector<int>& devices) {
@@ -87,8 +91,10 @@ class GpuRank final : public Rank {
       cuda(cudaDeviceCanAccessPeer(&can, device().ordinal, peer), "asking for peer access");
       if (!can) continue;
       const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
-      if (error == cudaErrorPeerAccessAlreadyEnabled) (void)cudaGetLastError();
-      else cuda(error, "enabling peer access");
+      if (error == cudaErrorPeerAccessAlreadyEnabled)
+        (void)cudaGetLastError();
+      else
+        cuda(error, "enabling peer access");
     }
     if (transport_ == Transport::nccl && world() > 1)
       comm_.emplace(id, index(), world(), timeout_s);
@@ -172,10 +178,10 @@ class GpuRank final : public Rank {
         for (const bool sends : {false, true})
           for (const Message& m : exchange.messages)
             if (m.sends == sends) return text_of(exchange.what, m);
-    return peers_in_.empty()
-               ? fmt::format("time-out of {:g} s: rank {}: its kernels do not end", timeout_s, index())
-               : fmt::format("time-out of {:g} s: rank {} waits for a peer in {}", timeout_s, index(),
-                             peers_in_);
+    return peers_in_.empty() ? fmt::format("time-out of {:g} s: rank {}: its kernels do not end",
+                                           timeout_s, index())
+                             : fmt::format("time-out of {:g} s: rank {} waits for a peer in {}",
+                                           timeout_s, index(), peers_in_);
   }
   void abort() {
     if (comm_) comm_->abort();
@@ -228,9 +234,10 @@ class GpuRank final : public Rank {
       const std::tuple key{index(), m.peer, exchange.numbers[n]};
       Posted& to = found(key, exchange.what, m, [](const Posted&) { return true; });
       if (to.bytes != m.bytes)
-        throw Status::device_error(fmt::format("rank {} sends {} bytes to rank {}, which expects "
-                                               "{}: {}", index(), m.bytes, m.peer, to.bytes,
-                                               exchange.what));
+        throw Status::device_error(
+            fmt::format("rank {} sends {} bytes to rank {}, which expects "
+                        "{}: {}",
+                        index(), m.bytes, m.peer, to.bytes, exchange.what));
       cuda(cudaStreamWaitEvent(transfers_, to.ready, 0), "waiting for a receiver");
       cuda(cudaMemcpyAsync(to.data, m.data, static_cast<std::size_t>(m.bytes), cudaMemcpyDefault,
                            transfers_),
@@ -284,7 +291,7 @@ struct GpuRanks::Impl {
   Board board;
   std::vector<std::unique_ptr<GpuRank>> ranks;
   Program program;
-  unsigned* flag = nullptr;  // host memory that all GPUs see
+  unsigned* flag = nullptr;  // host memory, mapped by all GPUs
   unsigned round = 0;
   std::vector<std::unique_ptr<DeviceBuffer>> scrub;  // for flushing L2
 
@@ -334,7 +341,8 @@ struct GpuRanks::Impl {
       program.run(rank);
       cuda(cudaEventRecord(rank.end, rank.stream), "recording an event");
       // The last thread that has queued its work releases all GPUs.
-      if (++queued == static_cast<int>(ranks.size())) *static_cast<volatile unsigned*>(flag) = round;
+      if (++queued == static_cast<int>(ranks.size()))
+        *static_cast<volatile unsigned*>(flag) = round;
       if (const std::string missing = rank.wait_for_end(); !missing.empty())
         throw Status::device_error(missing);
     });
@@ -364,8 +372,8 @@ GpuRanks::GpuRanks(const std::vector<int>& devices, Transport transport, double 
   impl_->flag = static_cast<unsigned*>(flag);
   *impl_->flag = 0;
   for (int r = 0; r < static_cast<int>(devices.size()); ++r) {
-    impl_->ranks.push_back(std::make_unique<GpuRank>(r, devices, transport, impl_->board,
-                                                     impl_->ranks, timeout_s));
+    impl_->ranks.push_back(
+        std::make_unique<GpuRank>(r, devices, transport, impl_->board, impl_->ranks, timeout_s));
     const Device device(Backend::gpu, devices[static_cast<std::size_t>(r)]);
     const InUse in_use(device);
     impl_->scrub.push_back(
@@ -431,8 +439,7 @@ Status run_on_gpus(const std::vector<int>& devices, Transport transport, const P
                    const std::function<void(Rank&)>& finish, double timeout_s) {
   static std::map<std::pair<std::vector<int>, Transport>, std::unique_ptr<GpuRanks>> kept;
   std::unique_ptr<GpuRanks>& ranks = kept[{devices, transport}];
-  if (!ranks || !ranks->usable())
-    ranks = std::make_unique<GpuRanks>(devices, transport, timeout_s);
+  if (!ranks || !ranks->usable()) ranks = std::make_unique<GpuRanks>(devices, transport, timeout_s);
   ranks->set_timeout(timeout_s);
   Status status = ranks->prepare(program);
   if (status.ok()) status = ranks->run();

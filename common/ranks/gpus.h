@@ -27,8 +27,8 @@ enum class Variant { whole, launches_only, transfers_only };
 /// Asks run_on_gpus() to time a program after it has run once.
 struct Measuring {
   int warmup = 2, most_rounds = 20;
-  double most_s = 2;  ///< at least 5 rounds, and no more than this takes
-  std::vector<RoundTime> rounds[3] = {};  ///< by variant
+  double most_s = 2;                       ///< at least 5 rounds, and no more than this takes
+  std::vector<RoundTime> rounds[3] = {};   ///< by variant
   std::vector<int64_t> buffer_bytes = {};  ///< allocated, by rank
 };
 inline Measuring* measuring = nullptr;

@@ -32,7 +32,7 @@ typedef struct {
 } ncclConfig_t;
 }
 #define NCCL_CONFIG_INITIALIZER \
-  {sizeof(ncclConfig_t), 0xcafebeef, 21900, INT_MIN, INT_MIN, INT_MIN, INT_MIN, nullptr, INT_MIN}
+  { sizeof(ncclConfig_t), 0xcafebeef, 21900, INT_MIN, INT_MIN, INT_MIN, INT_MIN, nullptr, INT_MIN }
 #endif
 
 namespace attn::ranks {
@@ -63,7 +63,8 @@ Library load() {
                            "/usr/local/cuda/lib/libnccl.so.2"})
     if (handle == nullptr) handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr)
-    throw DeviceError("NCCL: no libnccl.so.2 (ATTN_NCCL=FILE names it; --transport copies needs none)");
+    throw DeviceError(
+        "NCCL: no libnccl.so.2 (ATTN_NCCL=FILE names it; --transport copies needs none)");
   Library library{};
   const auto find = [&](auto& function, const char* name) {
     void* const symbol = dlsym(handle, name);
@@ -107,8 +108,7 @@ struct NcclComm::Impl {
       if (result == ncclInProgress) std::this_thread::yield();
     }
     if (result == ncclSuccess) return Status::success();
-    return Status::device_error(
-        fmt::format("NCCL: {}: {}", what, nccl().GetErrorString(result)));
+    return Status::device_error(fmt::format("NCCL: {}: {}", what, nccl().GetErrorString(result)));
   }
 };
 
@@ -129,10 +129,8 @@ NcclComm::NcclComm(const std::string& id, int rank, int world, double timeout_s)
   config.blocking = 0;
   config.minCTAs = config.maxCTAs = kCtas;
   impl_->timeout_s = timeout_s;
-  const ncclResult_t result =
-      nccl().CommInitRankConfig(&impl_->comm, world, same, rank, &config);
-  const Status status =
-      impl_->settle(result, fmt::format("connecting rank {} of {}", rank, world));
+  const ncclResult_t result = nccl().CommInitRankConfig(&impl_->comm, world, same, rank, &config);
+  const Status status = impl_->settle(result, fmt::format("connecting rank {} of {}", rank, world));
   if (!status.ok()) {
     abort();
     throw DeviceError(status.message);

@@ -13,8 +13,8 @@ namespace attn::ranks {
 /// for their state until a deadline, then the communicator is aborted.
 class NcclComm {
  public:
-  /// The id of a new communicator, made by one rank. Throws DeviceError with the reason: no library,
-  /// or an old one.
+  /// The id of a new communicator, made by one rank. Throws DeviceError if there is no library, or
+  /// an old one.
   static std::string unique_id();
   /// Joins the other ranks. All ranks must call it at the same time.
   NcclComm(const std::string& id, int rank, int world, double timeout_s);

@@ -1,7 +1,7 @@
 /// \file
 /// A rank: one of the GPUs of a step that works on several, or an emulated one. A step describes
-/// what each rank does: launches, exchanges of messages, and waits for them. On GPUs the calls queue
-/// that work in streams. The emulator records it, and runs the ranks one after the other.
+/// what each rank does: launches, exchanges of messages, and waits for them. On GPUs the calls
+/// queue that work in streams. The emulator records it, and runs the ranks one after the other.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,8 @@ class Rank {
   int next() const { return (index_ + 1) % world_; }
   int previous() const { return (index_ + world_ - 1) % world_; }
 
-  /// A buffer of this rank, by name: allocated in the set-up of a step, not while ranks run, because
-  /// an allocation may wait for a kernel that waits for a peer.
+  /// A buffer of this rank, by name: allocated in the set-up of a step, not while ranks run,
+  /// because an allocation may wait for a kernel that waits for a peer.
   virtual void* allocate(const std::string& name, int64_t bytes, bool zero = false) = 0;
   virtual void* buffer(const std::string& name) const = 0;
   /// SMs that a launch should leave to transfers which run next to it.
@@ -60,7 +60,7 @@ class Rank {
                           bool grouped = true) = 0;
   /// Later launches wait for an exchange. Until then what it sends must not change.
   virtual void wait(Ticket) = 0;
-  /// Queues one launch per rank, which exchange data themselves through the buffers of peers and flags.
+  /// Queues one launch per rank. They exchange data themselves, by writes to peers and flags.
   /// `launch` of rank 0 launches the kernels of all emulated ranks, as one grid; on GPUs each rank
   /// launches its own.
   virtual void compute_with_peers(const std::string& what,

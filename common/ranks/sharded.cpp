@@ -101,7 +101,8 @@ struct Tokens {
   int64_t batch, heads, tokens, rows, column_bytes;
   bool by_head = false;
 
-  void copy(std::byte* whole, std::byte* shard, const std::vector<Part>& parts, bool to_shard) const {
+  void copy(std::byte* whole, std::byte* shard, const std::vector<Part>& parts,
+            bool to_shard) const {
     const int64_t shard_pitch = column_bytes * (by_head ? 1 : heads);
     for (int64_t b = 0; b < batch; ++b)
       for (int64_t h = 0; h < heads; ++h) {
@@ -192,17 +193,18 @@ DecodeShard decode_shard(const Problem& p, Rank& rank) {
   Problem& local = shard.local;
   local.own.clear();
   local.seqlen_k = part.count;
-  for (int64_t& used : local.seqused_k) used = std::clamp<int64_t>(used - part.first, 0, part.count);
+  for (int64_t& used : local.seqused_k)
+    used = std::clamp<int64_t>(used - part.first, 0, part.count);
   local.causal = false, local.window_left = local.window_right = -1;
   local.finish();
   // Distance of the local diagonal from that of the whole cache: the keys of later ranks.
   const int64_t later = p.seqlen_k - part.first - part.count;
   const int64_t right = p.causal ? 0 : p.window_right;
-  if (right >= 0 && p.seqlen_q > 1) shard.window_right = static_cast<int>(
-      std::min<int64_t>(later + right, Shape::kNoWindow));
-  if (p.window_left >= 0) shard.window_left = static_cast<int>(
-      std::max<int64_t>(std::min<int64_t>(p.window_left, Shape::kNoWindow) - later,
-                        -Shape::kNoWindow));
+  if (right >= 0 && p.seqlen_q > 1)
+    shard.window_right = static_cast<int>(std::min<int64_t>(later + right, Shape::kNoWindow));
+  if (p.window_left >= 0)
+    shard.window_left = static_cast<int>(std::max<int64_t>(
+        std::min<int64_t>(p.window_left, Shape::kNoWindow) - later, -Shape::kNoWindow));
   return shard;
 }
 
@@ -232,7 +234,8 @@ Status run_decode(const Arguments& args, const DecodeProgram& program) {
     std::vector<int32_t> used;
     for (int64_t b = 0; b < p.batch; ++b)
       used.push_back(static_cast<int32_t>(
-          shard.local.seqused_k.empty() ? keys : shard.local.seqused_k[static_cast<std::size_t>(b)]));
+          shard.local.seqused_k.empty() ? keys
+                                        : shard.local.seqused_k[static_cast<std::size_t>(b)]));
     copy_rows(args.backend, rank.allocate("seqused_k", 4 * p.batch), 4, used.data(), 4, 4, p.batch);
     rank.allocate("o", q_bytes);
     rank.allocate("lse", shard.rows() * 4);

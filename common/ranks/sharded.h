@@ -44,8 +44,8 @@ struct PlannedBlock {
 /// The blocks of a rank by the rank that owns their keys: in the order of `owners`.
 struct Plan {
   std::vector<std::vector<PlannedBlock>> blocks;
-  /// Parts of queries whose accumulators must be set to zero before, and converted to O after: those
-  /// of which the first, or last, block does not have all rows.
+  /// Parts of queries whose accumulators must be set to zero before, and converted to O after:
+  /// those of which the first, or last, block does not have all rows.
   unsigned clear = 0, convert = 0;
   int64_t split = 0;  ///< rows of the first part
 };
@@ -68,8 +68,8 @@ struct ForwardProgram {
 /// collects O and lse.
 Status run_forward(const Arguments&, TokenOrder, const ForwardProgram&);
 
-/// One rank's share of decoding: all queries, and the keys of one part of the cache, `[B, Hkv, part,
-/// d]` in "k" and "v"; their numbers in use in "seqused_k".
+/// One rank's share of decoding: all queries, and one part of the cache in "k" and "v", `[B, Hkv,
+/// keys, d]`; the numbers of its keys in use in "seqused_k".
 struct DecodeShard {
   Problem local;  ///< with the keys of this rank, and no mask
   /// Visible keys left and right of the local diagonal, which ends at the rank's last key in use.

@@ -58,8 +58,8 @@ check() {  # EXIT ARGUMENT...: a checked run; its table goes to the log as text
 
 gpus=$(nvidia-smi --query-gpu=index --format=csv,noheader | wc -l)
 note topology "$(nvidia-smi topo -m)"
-note gpus "$(nvidia-smi --query-gpu=name,uuid,driver_version,clocks.sm,clocks.max.sm,temperature.gpu \
-  --format=csv,noheader)"
+fields=name,uuid,driver_version,clocks.sm,clocks.max.sm,temperature.gpu
+note gpus "$(nvidia-smi --query-gpu=$fields --format=csv,noheader)"
 note nccl "ATTN_NCCL=${ATTN_NCCL:-} $(env | grep '^NCCL_' | tr '\n' ' ')"
 list() { seq -s, 0 $(($1 - 1)); }
 all=$(list "$gpus")
