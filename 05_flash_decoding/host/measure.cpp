@@ -220,7 +220,8 @@ int ranks(const std::vector<std::string>& arguments) {
            {"bytes_per_rank", m.buffer_bytes},
            {"difference_from_one_gpu", difference(tensors.sample(p.dtype), one.o)}});
       if (const auto predicted =
-              rank_model::predict(step.name, p, static_cast<int>(devices.size())))
+              rank_model::predict(step.name, p, static_cast<int>(devices.size()),
+                                  copies ? rank_model::nvlink_copies() : rank_model::nvlink_nccl()))
         line["predicted_us"] = us(predicted->seconds());
       print(line);
     }

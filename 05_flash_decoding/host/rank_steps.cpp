@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -132,6 +133,10 @@ Chapter with_ranks(Chapter chapter) {
     if (auto reason = refuse_decode(p)) return reason;
     if (devices_of(p).size() > 16)
       return fmt::format("--devices: {} ranks: at most 16", devices_of(p).size());
+    // Kernels of two ranks may not fit on one GPU together, and would wait for each other.
+    const std::vector<int> devices = devices_of(p);
+    if (std::set(devices.begin(), devices.end()).size() < devices.size())
+      return "--devices: ranks that write to peers need a GPU each";
     return std::nullopt;
   };
   chapter.steps.push_back(peers);

@@ -22,6 +22,7 @@ namespace attn::ranks {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr double kConnectSeconds = 60;  // NCCL finds the links between all GPUs
 
 void cuda(cudaError_t error, const char* doing) {
   if (error != cudaSuccess)
@@ -71,12 +72,12 @@ class GpuRank final : public Rank {
       : Rank(index, static_cast<int>(devices.size()),
              Device(Backend::gpu, devices[std::size_t(index)])),
         timeout_s(seconds),
-        transport_(transport),
+        transport_(devices.size() == 1 ? Transport::copies : transport),
         board_(board),
         all_(all) {}
 
   // On the rank's thread.
-  void connect(const std::string& id, const std::vector<int>& devices) {
+  void connect(const std::string& id, const std::vector<int>& devices, const unsigned* flag) {
     cuda(cudaSetDevice(device().ordinal), "choosing a GPU");
     int least = 0, greatest = 0;
     cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities");
@@ -96,8 +97,9 @@ class GpuRank final : public Rank {
       else
         cuda(error, "enabling peer access");
     }
-    if (transport_ == Transport::nccl && world() > 1)
-      comm_.emplace(id, index(), world(), timeout_s);
+    // Loads the kernel: while one is held back, loading would wait for it.
+    if (Status s = hold(stream, flag, 0); !s.ok()) throw s;
+    if (transport_ == Transport::nccl) comm_.emplace(id, index(), world(), kConnectSeconds);
   }
   ~GpuRank() override {
     (void)cudaSetDevice(device().ordinal);
@@ -319,7 +321,7 @@ struct GpuRanks::Impl {
     for (std::thread& t : threads) t.join();
     if (!board.failure) return Status::success();
     for (const auto& rank : ranks) rank->abort();
-    *flag = ++round;  // releases kernels that are held back
+    *static_cast<volatile unsigned*>(flag) = ++round;  // releases kernels that are held back
     return *board.failure;
   }
 
@@ -381,7 +383,8 @@ GpuRanks::GpuRanks(const std::vector<int>& devices, Transport transport, double 
   }
   const bool by_nccl = transport == Transport::nccl && devices.size() > 1;
   const std::string id = by_nccl ? NcclComm::unique_id() : "";
-  const Status status = impl_->on_threads([&](GpuRank& rank) { rank.connect(id, devices); });
+  const Status status =
+      impl_->on_threads([&](GpuRank& rank) { rank.connect(id, devices, impl_->flag); });
   if (!status.ok()) throw DeviceError(status.message);
 }
 GpuRanks::~GpuRanks() = default;
@@ -437,14 +440,17 @@ Status measure(GpuRanks& ranks, Measuring& wanted) {
 
 Status run_on_gpus(const std::vector<int>& devices, Transport transport, const Program& program,
                    const std::function<void(Rank&)>& finish, double timeout_s) {
-  static std::map<std::pair<std::vector<int>, Transport>, std::unique_ptr<GpuRanks>> kept;
+  // Never destroyed: at the end of the process CUDA may be gone before.
+  using Kept = std::map<std::pair<std::vector<int>, Transport>, std::unique_ptr<GpuRanks>>;
+  static Kept& kept = *new Kept;
   std::unique_ptr<GpuRanks>& ranks = kept[{devices, transport}];
   if (!ranks || !ranks->usable()) ranks = std::make_unique<GpuRanks>(devices, transport, timeout_s);
   ranks->set_timeout(timeout_s);
   Status status = ranks->prepare(program);
   if (status.ok()) status = ranks->run();
   if (status.ok()) status = ranks->finish(finish);
-  return status.ok() && measuring != nullptr ? measure(*ranks, *measuring) : status;
+  if (status.ok() && measuring != nullptr) status = measure(*ranks, *measuring);
+  return status.ok() ? ranks->prepare({[](Rank&) {}, {}}) : status;  // frees the buffers
 }
 
 void copy_rows_on_gpus(void* to, int64_t to_pitch, const void* from, int64_t from_pitch,

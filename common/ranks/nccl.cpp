@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <climits>
 #include <cstdlib>
@@ -39,9 +40,11 @@ namespace attn::ranks {
 namespace {
 
 constexpr int kOldest = 21803;  // version 2.18.3: the first whose point-to-point calls do not block
-// CTAs per communicator, of 132 SMs: about 100 GB/s, which hides behind attention to some 4k keys
-// per rank. More would take SMs from it.
-constexpr int kCtas = 8;
+// CTAs per communicator, of 132 SMs: few, since attention runs at the same time.
+int ctas() {
+  const char* const text = std::getenv("ATTN_NCCL_CTAS");
+  return text == nullptr ? 8 : std::max(1, std::atoi(text));
+}
 
 struct Library {
   ncclResult_t (*GetVersion)(int*);
@@ -127,7 +130,7 @@ NcclComm::NcclComm(const std::string& id, int rank, int world, double timeout_s)
   std::memcpy(same.internal, id.data(), id.size());
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
-  config.minCTAs = config.maxCTAs = kCtas;
+  config.minCTAs = config.maxCTAs = ctas();
   impl_->timeout_s = timeout_s;
   const ncclResult_t result = nccl().CommInitRankConfig(&impl_->comm, world, same, rank, &config);
   const Status status = impl_->settle(result, fmt::format("connecting rank {} of {}", rank, world));

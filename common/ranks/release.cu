@@ -11,7 +11,7 @@ __global__ void hold_kernel(const volatile unsigned* flag, unsigned round) {
   unsigned long long begin, now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
   do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  while (*flag != round && now - begin < 20'000'000'000ull);
+  while (static_cast<int>(*flag - round) < 0 && now - begin < 20'000'000'000ull);
 }
 
 }  // namespace

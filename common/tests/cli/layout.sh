@@ -22,7 +22,7 @@ for chapter in "${chapters[@]}"; do
     if [[ -d $file ]]; then
       [[ $name =~ ^(kernels|host|tests|exercises)$ ]] || wrong "$file/: is no room of a chapter"
     else
-      [[ $name =~ ^([A-Z0-9]+\.md|CMakeLists\.txt|chapter\.cpp|$step)$ ]] ||
+      [[ $name =~ ^([A-Z0-9_]+\.md|CMakeLists\.txt|chapter\.cpp|$step)$ ]] ||
         wrong "$file: beside the steps lie pages, chapter.cpp and CMakeLists.txt alone"
     fi
   done
