@@ -12,6 +12,8 @@
 //           2311.09431), which deals out single tokens instead
 #include "kernels/shard_attention.h"
 
+ATTN_ATTENTION_OF(p1_all_gather, const ranks::Accumulation&, int);  // launched by p2_ring
+
 namespace ATTN_BACKEND::p2_ring {
 void prepare(const attn::ranks::ForwardShard&);
 void run(const attn::ranks::ForwardShard&);
