@@ -14,6 +14,7 @@
 #include "check/operation.h"
 #include "device/device.h"
 #include "host/rank_model.h"
+#include "host/rank_steps.h"
 #include "ranks/gpus.h"
 #include "ranks/sharded.h"
 #include "run/options.h"
@@ -80,7 +81,8 @@ class Tensors {
         buffer.upload(some.data(), at,
                       std::min(static_cast<int64_t>(some.size()), spec.bytes() - at));
     }
-    for (const TensorSpec& spec : op.outputs(p)) add(spec.name, spec.bytes()).poison();
+    for (const auto* specs : {&op.saved, &op.outputs})
+      for (const TensorSpec& spec : (*specs)(p)) add(spec.name, spec.bytes()).poison();
   }
   DeviceBuffer& add(const std::string& name, int64_t bytes) {
     return buffers_.emplace_back(device_, name, bytes);
@@ -88,9 +90,10 @@ class Tensors {
   void bind(Arguments& args) const {
     for (const DeviceBuffer& b : buffers_) args.bind(b.name(), b.data());
   }
-  // Rows of O at its begin, middle and end.
+  // Rows of O, or of dQ, at its begin, middle and end.
   std::vector<float> sample(DType dtype) const {
-    const auto o = std::ranges::find(buffers_, "o", &DeviceBuffer::name);
+    auto o = std::ranges::find(buffers_, "dq", &DeviceBuffer::name);
+    if (o == buffers_.end()) o = std::ranges::find(buffers_, "o", &DeviceBuffer::name);
     const int64_t count = o->bytes() / size_of(dtype), some = std::min<int64_t>(count, 1 << 16);
     std::vector<float> all;
     for (const int64_t first : {int64_t{0}, (count - some) / 2 / 8 * 8, count - some}) {
@@ -116,7 +119,7 @@ double difference(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 // The step that one GPU runs: of decoding the chapter's last without ranks, of a forward pass the
-// ring with one rank, whose kernel is chapter 06's.
+// ring with one rank, whose kernel is chapter 06's, of a backward pass chapter 06's last.
 struct OneGpu {
   std::string step;
   double seconds;
@@ -124,16 +127,18 @@ struct OneGpu {
 };
 OneGpu time_one(const Options& options, Device device, Tensors& tensors) {
   Problem p = options.problem;
-  const bool decodes = options.operation == &decode();
+  const bool decodes = options.operation == &decode(), backwards = options.operation == &backward();
   p.own["devices"] = {double(device.ordinal)};
   if (decodes) p.own.erase("devices");
-  const std::string begin = decodes ? "v13_" : "p2_";
+  const std::string begin = decodes ? "v13_" : backwards ? "p5_" : "p2_";
   const Step& step = *std::ranges::find_if(
       chapter().steps, [&](const Step& s) { return s.name.starts_with(begin); });
   const std::string& name = step.name;
   Arguments args(p, device);
   tensors.bind(args);
-  if (!decodes) {
+  if (backwards)  // the forward pass
+    if (const Status s = step.prepare.gpu(args); !s.ok()) throw DeviceError(s.message);
+  if (!decodes && !backwards) {
     Measuring m{.most_rounds = options.repeat};
     measuring = &m;
     const Status status = step.launch.gpu(args);
@@ -141,18 +146,20 @@ OneGpu time_one(const Options& options, Device device, Tensors& tensors) {
     if (!status.ok()) throw DeviceError(status.message);
     return {name, median(slowest(m.rounds[0])), tensors.sample(p.dtype)};
   }
-  for (const Workspace& w : step.workspaces(p))
+  for (const Workspace& w : backwards ? rank_steps::workspaces_of_backward(p) : step.workspaces(p))
     args.bind(w.name, tensors.add(w.name, w.bytes).data());
-  if (const Status s = step.prepare.gpu(args); !s.ok()) throw DeviceError(s.message);
+  if (decodes)
+    if (const Status s = step.prepare.gpu(args); !s.ok()) throw DeviceError(s.message);
+  const LaunchFunction launch = backwards ? rank_steps::one_gpu_backward().gpu : step.launch.gpu;
   GpuTimer timer;
   std::vector<double> seconds;
   for (int n = -3; n < options.repeat; ++n) {
     Sample sample;
-    if (const Status s = timer.time(args, step.launch.gpu, sample); !s.ok())
-      throw DeviceError(s.message);
+    if (const Status s = timer.time(args, launch, sample); !s.ok()) throw DeviceError(s.message);
     if (n >= 0) seconds.push_back(sample.seconds);
   }
-  return {name, median(seconds), tensors.sample(p.dtype)};
+  return {backwards ? "06_flash_v3_hopper, last backward step" : name, median(seconds),
+          tensors.sample(p.dtype)};
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "attn/backward_cost.h"
 #include "check/operation.h"
 #include "host/measure.h"
 #include "host/rank_model.h"
@@ -16,6 +17,8 @@ ATTN_DECLARE_STEP(p1_all_gather);
 ATTN_DECLARE_STEP(p2_ring);
 ATTN_DECLARE_STEP(p3_zigzag);
 ATTN_DECLARE_STEP(p4_ulysses);
+ATTN_DECLARE_STEP(p5_ring_backward);
+ATTN_DECLARE_LAUNCH(p5_ring_backward, one_gpu);
 ATTN_DECLARE_STEP(p6_tree_decode);
 ATTN_DECLARE_STEP(p7_peer_decode);
 
@@ -96,6 +99,13 @@ Step decode_step(std::string name, std::string idea, Launch launch) {
 
 }  // namespace
 
+Launch one_gpu_backward() { return ATTN_LAUNCH_OF(p5_ring_backward, one_gpu); }
+std::vector<Workspace> workspaces_of_backward(const Problem& p) {
+  std::vector<Workspace> all = gradient_workspaces(p, {p.head_dim == 128 ? 64 : 128, 128});
+  all.push_back({"tile_counter", 4});
+  return all;
+}
+
 Chapter with_ranks(Chapter chapter) {
   chapter.steps.push_back(forward_step("p1_all_gather",
                                        "context parallelism: every rank gathers all K and V",
@@ -123,6 +133,27 @@ Chapter with_ranks(Chapter chapter) {
     return forward_cost(heads, TokenOrder::contiguous);
   };
   chapter.steps.push_back(ulysses);
+  Step gradients =
+      forward_step("p5_ring_backward", "backward pass: dK and dV follow K and V, one hop behind",
+                   TokenOrder::zigzag, ATTN_LAUNCH(p5_ring_backward));
+  gradients.operation = &backward();
+  gradients.support = "--devices 0,1,...; equal lengths, causal, GQA";
+  gradients.limits.head_dims = {64, 128};
+  gradients.refuses = [](const Problem& p) -> Reason {
+    if (auto reason = refuse_ranks(p)) return reason;
+    if (p.seqlen_q != p.seqlen_k)
+      return fmt::format("--seqlen-k {}: must be that of Q, {}", p.seqlen_k, p.seqlen_q);
+    if (p.window_left >= 0 || p.window_right >= 0) return "--window: this step has none";
+    return std::nullopt;
+  };
+  gradients.cost = [](const Problem& p) {
+    Cost cost = forward_cost(p, TokenOrder::zigzag);
+    cost[0].tensor_flop *= 2.5;
+    return cost;
+  };
+  gradients.prepare = ATTN_LAUNCH(p3_zigzag);
+  gradients.deterministic = false;  // chapter 06 accumulates dQ with atomics
+  chapter.steps.push_back(gradients);
   chapter.steps.push_back(decode_step("p6_tree_decode",
                                       "the cache on several ranks: all-gather of O and lse, merge",
                                       ATTN_LAUNCH(p6_tree_decode)));

@@ -253,4 +253,56 @@ Status run_decode(const Arguments& args, const DecodeProgram& program) {
   return run_ranks(args, {prepare, run}, finish);
 }
 
+Status run_backward(const Arguments& args, TokenOrder order, const ForwardProgram& program) {
+  const Problem& p = args.problem;
+  const Sharding sharding(p, order, static_cast<int>(devices_of(p).size()));
+  const int64_t row = bytes_of(p.dtype, p.head_dim);
+  // Between rows of [B, heads, tokens, d] and a dense part of them.
+  const auto copy = [&](const char* name, std::byte* dense, const Part& part, int64_t heads,
+                        int64_t tokens, int64_t bytes, bool to_rank) {
+    std::byte* const whole = args.out<std::byte>(name) + part.first * bytes;
+    const int64_t width = part.count * bytes;
+    const int64_t rows = width == 0 ? 0 : p.batch * heads;
+    if (to_rank)
+      copy_rows(args.backend, dense, width, whole, tokens * bytes, width, rows);
+    else
+      copy_rows(args.backend, whole, tokens * bytes, dense, width, width, rows);
+  };
+  const auto each_part = [&](Rank& rank, bool to_rank) {
+    const auto r = static_cast<std::size_t>(rank.index());
+    for (std::size_t n = 0; n < sharding.q[r].size(); ++n) {
+      const Part& part = sharding.q[r][n];
+      const int64_t bytes = p.batch * p.heads * part.count * row;
+      const auto at = [&](const std::string& name, int64_t size) {
+        const std::string numbered = name + std::to_string(n);
+        return static_cast<std::byte*>(to_rank ? rank.allocate(numbered, size)
+                                               : rank.buffer(numbered));
+      };
+      if (!to_rank) {
+        copy("dq", at("dq", bytes), part, p.heads, p.seqlen_q, row, false);
+        continue;
+      }
+      for (const char* name : {"q", "o", "do"})
+        copy(name, at(name, bytes), part, p.heads, p.seqlen_q, row, true);
+      copy("lse", at("lse", p.batch * p.heads * part.count * 4), part, p.heads, p.seqlen_q, 4,
+           true);
+      at("dq", bytes);
+    }
+    auto* kv = static_cast<std::byte*>(
+        to_rank ? rank.allocate("kv", sharding.kv_bytes(rank.index())) : rank.buffer("dkv"));
+    for (const Part& part : sharding.k[r])
+      for (const char* one : {to_rank ? "k" : "dk", to_rank ? "v" : "dv"}) {
+        copy(one, kv, part, p.kv_heads, p.seqlen_k, row, to_rank);
+        kv += p.batch * p.kv_heads * part.count * row;
+      }
+    if (to_rank) rank.allocate("dkv", sharding.kv_bytes(rank.index()));
+  };
+  const auto prepare = [&](Rank& rank) {
+    each_part(rank, true);
+    program.prepare({sharding, rank});
+  };
+  const auto run = [&](Rank& rank) { program.run({sharding, rank}); };
+  return run_ranks(args, {prepare, run}, [&](Rank& rank) { each_part(rank, false); });
+}
+
 }  // namespace attn::ranks

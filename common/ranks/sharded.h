@@ -88,6 +88,11 @@ std::optional<std::string> refuse_decode(const Problem&);
 /// are taken from the ranks in turn, so that a wrong result of any rank shows.
 Status run_decode(const Arguments&, const DecodeProgram&);
 
+/// Distributes what the backward pass needs, and collects dQ, dK and dV. The n-th part of a rank is
+/// dense: "q0", "o0", "do0" and "dq0" are `[B, Hq, rows, d]`, "lse0" `[B, Hq, rows]`. "kv" has K
+/// and V of all its parts, each `[B, Hkv, rows, d]`: K0, V0, K1, V1; "dkv" dK and dV.
+Status run_backward(const Arguments&, TokenOrder, const ForwardProgram&);
+
 /// Copies rows between buffers of any devices: `width` bytes each, so many bytes apart.
 void copy_rows(Backend, void* to, int64_t to_pitch, const void* from, int64_t from_pitch,
                int64_t width, int64_t rows);

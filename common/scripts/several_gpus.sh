@@ -72,12 +72,15 @@ for transport in copies nccl; do
   check 0 --operation forward "${with[@]}" --heads 2 --head-dim 128 --seqlen 1000 --window 300,0
   check 0 --operation decode --step p6 "${with[@]}" --heads 32 --kv-heads 8 --head-dim 128 \
     --seqlen-k 20000
+  check 0 --operation backward "${with[@]}" --heads 4 --kv-heads 2 --head-dim 128 --seqlen 1000 \
+    --causal
   ATTN_LOSE_MESSAGE=0 check 4 --operation forward --step p2 --devices "$all" \
     --transport "$transport" --timeout 5 --seqlen 500
 done
 run 60 --measure-links --devices "$all"
 
 forward=(--measure-ranks --operation forward --head-dim 128)
+backward=(--measure-ranks --operation backward --head-dim 128)
 decode=(--measure-ranks --operation decode --heads 32 --kv-heads 8 --head-dim 128 --repeat 30)
 measure() {  # DEVICES COUNT
   local devices=$1 count=$2 n
@@ -88,6 +91,8 @@ measure() {  # DEVICES COUNT
     --step p2,p3
   run 60 "${forward[@]}" --devices "$devices" --heads 32 --kv-heads 8 --seqlen $((8192 * count)) \
     --causal --step p2,p3
+  run 60 "${backward[@]}" --devices "$devices" --heads 16 --seqlen 65536 --causal --repeat 10
+  run 60 "${backward[@]}" --devices "$devices" --heads 16 --seqlen $((8192 * count)) --causal
   for n in 8192 16384 32768 65536 131072 262144; do
     run 30 "${decode[@]}" --devices "$devices" --seqlen-k "$n"
   done

@@ -110,6 +110,7 @@ TEST_CASE("no step has a race in any of many schedules of the emulator", "[emula
     problems.back().own["newest_keys"] = {4};
     problems.push_back(problems[1]);  // several ranks
     problems.back().kv_heads = 2, problems.back().own["devices"] = {0, 1};
+    problems.back().seqlen_q = problems.back().seqlen_k;
     problems.push_back(few);
     problems.back().own["devices"] = {0, 1, 2};
     for (Problem& p : problems) p.finish();
