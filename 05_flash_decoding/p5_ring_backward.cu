@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <string>
 
-#include "attn/backward_cost.h"
 #include "attn/kernel.h"
 #include "ranks/sharded.h"
 
@@ -51,7 +50,6 @@ Problem problem_of_parts(const Problem& whole, const Part& q, const Part& k) {
   p.finish();
   return p;
 }
-BackwardTiles tiles_of(const Problem& p) { return {p.head_dim == 128 ? 64 : 128, 128}; }
 int64_t floats_of(const Sharding& s, int rank) { return s.kv_bytes(rank) / size_of(s.whole.dtype); }
 
 void prepare(const ForwardShard& s) {
@@ -59,9 +57,8 @@ void prepare(const ForwardShard& s) {
   Part longest;
   for (const auto& parts : s.sharding.q)
     for (const Part& part : parts) longest.count = std::max(longest.count, part.count);
-  for (const Workspace& w : gradient_workspaces(problem_of_parts(p, longest, longest), tiles_of(p)))
+  for (const Workspace& w : workspaces_of_backward(problem_of_parts(p, longest, longest)))
     s.rank.allocate(w.name, w.bytes);
-  s.rank.allocate("tile_counter", 4);
   const int64_t row = bytes_of(p.dtype, p.head_dim), rows = p.batch * longest.count;
   s.rank.allocate("dq_part", rows * p.heads * row);
   for (const char* name : {"dk_part", "dv_part"}) s.rank.allocate(name, rows * p.kv_heads * row);
@@ -101,9 +98,8 @@ void add_gradients(const ForwardShard& s, int owner, const std::byte* kv, float*
         pointers.emplace_back(name, rank.buffer(name + number));
       for (const char* name : {"dq", "dk", "dv"})
         pointers.emplace_back(name, rank.buffer(std::string(name) + "_part"));
-      for (const Workspace& w : gradient_workspaces(p, tiles_of(p)))
+      for (const Workspace& w : workspaces_of_backward(p))
         pointers.emplace_back(w.name, rank.buffer(w.name));
-      pointers.emplace_back("tile_counter", rank.buffer("tile_counter"));
       rank.compute("backward", [=, device = rank.device()](Stream stream) {
         Arguments args(p, device);
         args.stream = stream;

@@ -146,7 +146,7 @@ OneGpu time_one(const Options& options, Device device, Tensors& tensors) {
     if (!status.ok()) throw DeviceError(status.message);
     return {name, median(slowest(m.rounds[0])), tensors.sample(p.dtype)};
   }
-  for (const Workspace& w : backwards ? rank_steps::workspaces_of_backward(p) : step.workspaces(p))
+  for (const Workspace& w : backwards ? workspaces_of_backward(p) : step.workspaces(p))
     args.bind(w.name, tensors.add(w.name, w.bytes).data());
   if (decodes)
     if (const Status s = step.prepare.gpu(args); !s.ok()) throw DeviceError(s.message);

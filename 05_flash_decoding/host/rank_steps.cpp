@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "attn/backward_cost.h"
 #include "check/operation.h"
 #include "host/measure.h"
 #include "host/rank_model.h"
@@ -100,11 +99,6 @@ Step decode_step(std::string name, std::string idea, Launch launch) {
 }  // namespace
 
 Launch one_gpu_backward() { return ATTN_LAUNCH_OF(p5_ring_backward, one_gpu); }
-std::vector<Workspace> workspaces_of_backward(const Problem& p) {
-  std::vector<Workspace> all = gradient_workspaces(p, {p.head_dim == 128 ? 64 : 128, 128});
-  all.push_back({"tile_counter", 4});
-  return all;
-}
 
 Chapter with_ranks(Chapter chapter) {
   chapter.steps.push_back(forward_step("p1_all_gather",

@@ -5,9 +5,8 @@
 
 namespace attn::rank_steps {
 
-// The backward pass on one GPU, without ranks, and its workspaces.
+// The backward pass on one GPU, without ranks.
 Launch one_gpu_backward();
-std::vector<Workspace> workspaces_of_backward(const Problem&);
 // The chapter with these steps, and their commands.
 Chapter with_ranks(Chapter);
 

@@ -17,7 +17,7 @@ struct Merge {
   Merge() = default;
   __device__ Merge(float lse_a, float lse_b) {
     const float max = fmaxf(lse_a, lse_b);
-    if (max == -INFINITY) return;
+    if (lse_a == -INFINITY && lse_b == -INFINITY) return;  // not `max`: fmaxf drops a NaN
     const float a = exp2f(kLog2e * (lse_a - max)), b = exp2f(kLog2e * (lse_b - max));
     const float sum = a + b, inverse = 1 / sum;
     weight_a = a * inverse, weight_b = b * inverse, lse = max + kLn2 * log2f(sum);

@@ -204,15 +204,16 @@ TEST_CASE("ranks: gradients match the reference for any number of ranks", "[emul
   Counts ran;
   std::uint64_t n = 0;
   for (const int world : kWorlds)
-    for (const int64_t length : {5, 97, 200}) {
-      Problem p =
-          problem(length, length, n % 2 == 0 ? 64 : 128, n % 3 == 0 ? DType::fp16 : DType::bf16);
+    for (const int64_t length : {5, 20, 97}) {
+      if (length == 97 && world > 4) continue;  // hundreds of pairs of parts
+      Problem p = problem(length, length, n % 2 == 0 ? 64 : 128,
+                          n % 3 == 0 ? DType::fp16 : DType::bf16);
       p.causal = n % 2 == 0 || length == 5;
-      p.heads = 4, p.kv_heads = 2, p.batch = length == 5 ? 2 : 1;
+      p.heads = 2, p.kv_heads = 1, p.batch = length == 5 && world < 4 ? 2 : 1;
       p.seed = ++n;
       ran += check_steps("backward", on_ranks(p, world), Backend::emulated);
     }
-  CHECK(ran.of["p5_ring_backward"] == 18);
+  CHECK(ran.of["p5_ring_backward"] == 16);
 }
 
 TEST_CASE("ranks: results have the same bits under any schedule and delivery",
@@ -248,9 +249,9 @@ TEST_CASE("ranks: a lost message ends in a time-out that names it", "[emulated][
     CHECK(contains(said, "time-out of 30 s"));
     CHECK(contains(said, "rank 0"));
     CHECK(contains(said, "bytes"));
-    CHECK(contains(said, step.operation->name == "backward"                   ? "of hop 0"
-                         : step.name == "p2_ring" || step.name == "p3_zigzag" ? "in hop 1"
-                                                                              : "in all-"));
+    // Of the backward step: the ring of the forward pass before it.
+    const bool in_ring = !one_of_steps(step, {"p1_all_gather", "p4_ulysses", "p6_tree_decode"});
+    CHECK(contains(said, in_ring ? "in hop 1" : "in all-"));
   }
 }
 

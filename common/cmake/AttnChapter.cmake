@@ -160,15 +160,17 @@ function(attn_attention_of out file)
 endfunction()
 
 # attn_add_chapter(<chapter> STEPS <step> ... [HOPPER] [PARENT <chapter>/<step>] [TESTS <more.cpp>
-#                  ...] [SHARED <kernel> ...] [LINKED <chapter>/<step> ...] [HOPPER_STEPS <step> ...] [FIRST_STEPS <step> ...]):
+#                  ...] [SHARED <kernel> ...] [LINKED <chapter>/<step> ...] [HOPPER_STEPS <step> ...]
+#                  [FIRST_STEPS <step> ...]):
 # the program, its benchmark and its tests, from <step>.cu, chapter.cpp and the files of its
 # folders: kernels/*.cu (prepare kernels), host/*.cpp (operations and planners), tests/*.cpp.
-# SHARED: kernels of common/kernels. LINKED: steps for sm_90a of other chapters, whose launch() steps
-# of this one call. HOPPER_STEPS: the STEPS that are only for sm_90a. FIRST_STEPS:
+# SHARED: kernels of common/kernels. LINKED: steps for sm_90a of other chapters, whose
+# launch() steps of this one call. HOPPER_STEPS: the STEPS that are only for sm_90a. FIRST_STEPS:
 # the first steps of an operation, which may differ from their parents as much as a chapter's first
 # step.
 function(attn_add_chapter chapter)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT" "STEPS;TESTS;SHARED;HOPPER_STEPS;FIRST_STEPS;LINKED")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT"
+                        "STEPS;TESTS;SHARED;HOPPER_STEPS;FIRST_STEPS;LINKED")
   file(GLOB kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/kernels/*.cu)
   foreach(shared ${arg_SHARED})
     list(APPEND kernels ${PROJECT_SOURCE_DIR}/common/kernels/${shared}.cu)

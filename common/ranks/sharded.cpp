@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "attn/backward_cost.h"
 #include "device/device.h"
 #include "ranks/emulated.h"
 #include "ranks/gpus.h"
@@ -303,6 +304,12 @@ Status run_backward(const Arguments& args, TokenOrder order, const ForwardProgra
   };
   const auto run = [&](Rank& rank) { program.run({sharding, rank}); };
   return run_ranks(args, {prepare, run}, [&](Rank& rank) { each_part(rank, false); });
+}
+
+std::vector<Workspace> workspaces_of_backward(const Problem& p) {
+  std::vector<Workspace> all = gradient_workspaces(p, {p.head_dim == 128 ? 64 : 128, 128});
+  all.push_back({"tile_counter", 4});
+  return all;
 }
 
 }  // namespace attn::ranks
