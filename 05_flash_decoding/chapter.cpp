@@ -6,6 +6,7 @@
 #include <string>
 
 #include "check/operation.h"
+#include "host/rank_steps.h"
 #include "kernels/row_tiles.h"
 #include "kernels/splits.h"
 
@@ -267,7 +268,7 @@ Chapter make_chapter() {
 }  // namespace
 
 const Chapter& chapter() {
-  static const Chapter c = make_chapter();
+  static const Chapter c = rank_steps::with_ranks(make_chapter());
   return c;
 }
 

@@ -7,6 +7,8 @@
 using namespace attn;
 using namespace attn::tests;
 
+bool promised_of_ranks(const Step&, const Problem&);  // test_ranks.cpp
+
 namespace {
 
 const std::vector<int64_t> kLengths05{1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 257, 1000};
@@ -20,6 +22,17 @@ Problem split(Problem p, const Step& step) {
   if (std::ranges::find(step.takes, "num_splits") != step.takes.end())
     p.own["num_splits"] = {static_cast<double>(2 + p.seqlen_k % 4)};
   return p;
+}
+
+// The steps without ranks (those of several GPUs: test_ranks.cpp).
+const std::vector<Step>& on_one_gpu() {
+  static const std::vector<Step> steps = [] {
+    std::vector<Step> some;
+    for (const Step& step : chapter().steps)
+      if (!takes(step, "devices")) some.push_back(step);
+    return some;
+  }();
+  return steps;
 }
 
 // Decode problems: every length with every mask; all other parameters in pairs.
@@ -51,6 +64,7 @@ void decode_problems(const std::vector<int64_t>& lengths, Body body) {
 // 16-bit types, three head dims, up to 16 queries; causal and window masks; features in v16.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   const bool features = one_of_steps(step, {"v16_features"});
+  if (takes(step, "devices") || p.own.contains("devices")) return promised_of_ranks(step, p);
   if (p.own.contains("num_splits") && !one_of_steps(step, {"v6_heuristic", "v7_fused_combine"}))
     return false;
   if (p.own.contains("split_keys") && !features &&
@@ -64,7 +78,7 @@ TEST_CASE("steps match the reference for caches of any length", "[emulated]") {
   Counts ran;
   decode_problems(kLengths05,
                   [&](const Problem& p) { ran += check_steps("decode", p, Backend::emulated); });
-  for (const Step& step : chapter().steps) CHECK(ran.of[step.name] == 39);
+  for (const Step& step : on_one_gpu()) CHECK(ran.of[step.name] == 39);
 }
 
 namespace {
@@ -104,7 +118,7 @@ TEST_CASE("a batch of empty caches gives O = 0 and lse = -inf", "[emulated]") {
   p.batch = 3, p.heads = 4, p.kv_heads = 2;
   p.seqused_k = {0, 0, 0};
   p.finish();
-  for (const Step& step : chapter().steps) {
+  for (const Step& step : on_one_gpu()) {
     HostTensors out;
     INFO(step.name);
     CHECK(run_step(step, p, Backend::emulated, &out) == "");
@@ -131,7 +145,7 @@ TEST_CASE("a partly used cache is read only up to its length", "[emulated]") {
 }
 
 TEST_CASE("results are bitwise equal under every thread schedule", "[emulated]") {
-  for (const Step& step : chapter().steps) {
+  for (const Step& step : on_one_gpu()) {
     if (!step.deterministic) continue;
     Problem p = problem(2, 900, 64, DType::bf16);
     p.batch = 2, p.heads = 4, p.kv_heads = 1, p.causal = true;
@@ -179,7 +193,7 @@ void replay(const Step& step, Problem p, Backend backend) {
   }
 }
 void replay(Backend backend) {
-  for (const Step& step : chapter().steps) {
+  for (const Step& step : on_one_gpu()) {
     // Some heads span several runs of the emulator's three blocks. Each set of lengths comes twice.
     Problem p = problem(1, 900, 128, DType::bf16);
     p.batch = 3, p.heads = 4, p.kv_heads = 1;
@@ -204,7 +218,7 @@ namespace {
 // Batch invariance: a sequence alone and in a batch, with splits of 128 keys.
 void same_bits_in_any_batch(Backend backend) {
   int steps = 0;
-  for (const Step& step : chapter().steps) {
+  for (const Step& step : on_one_gpu()) {
     if (std::ranges::find(step.takes, "split_keys") == step.takes.end()) continue;
     ++steps;
     for (const int64_t d : {64, 128, 256}) {
@@ -279,7 +293,7 @@ void few_above_many(Backend backend) {
           round_to(t.spec.dtype, t.data.data(), t.data.size());
         }
         c.expected = c.operation.reference(p, c.inputs, {});
-        for (const Step& step : chapter().steps) {
+        for (const Step& step : on_one_gpu()) {
           if (refusal(step, p)) continue;
           INFO(step.name << ": " << keys << " keys with maxima of " << high);
           CHECK(run_step(step, c, backend) == "");
@@ -334,7 +348,7 @@ TEST_CASE("fixed split sizes match the reference", "[emulated]") {
 TEST_CASE("steps refuse unsupported problems with the reason", "[emulated]") {
   const auto refused = [](Problem p, const char* why) {
     p.finish();
-    for (const Step& step : chapter().steps) {
+    for (const Step& step : on_one_gpu()) {
       if (promised(step, p)) continue;
       const auto reason = refusal(step, p);
       REQUIRE(reason);
@@ -357,7 +371,7 @@ TEST_CASE("stream-K steps refuse 2^30 or more tiles", "[emulated]") {
   Problem p = problem(1, (1 << 30) - 1, 64, DType::bf16);
   p.batch = 63, p.heads = p.kv_heads = 1;
   p.finish();
-  for (const Step& step : chapter().steps) {
+  for (const Step& step : on_one_gpu()) {
     const bool runs = one_of_steps(
         step, {"v8_stream_k", "v9_eight_warps", "v10_vectorised_combine", "v11_shared_p",
                "v12_more_rows", "v13_even_splits", "v14_unified_max", "v15_wgmma", "v16_features"});
@@ -375,7 +389,7 @@ TEST_CASE("all steps match the reference on the GPU", "[gpu]") {
   Counts ran;
   decode_problems(lengths,
                   [&](const Problem& p) { ran += check_steps("decode", p, Backend::gpu); });
-  for (const Step& step : chapter().steps) CHECK(ran.of[step.name] == 45);
+  for (const Step& step : on_one_gpu()) CHECK(ran.of[step.name] == 45);
   for (const int64_t used : {131072, 1}) {
     Problem p = problem(1, 131072, 128, DType::bf16, InputKind::needle);
     p.batch = 2, p.heads = 8, p.kv_heads = 2;
@@ -393,7 +407,7 @@ TEST_CASE("all steps match the reference on the GPU", "[gpu]") {
 }
 
 TEST_CASE("1000 GPU runs give bitwise equal results", "[gpu]") {
-  for (const Step& step : chapter().steps) {
+  for (const Step& step : on_one_gpu()) {
     if (!step.deterministic) continue;
     Problem p = problem(1, 5000, 128, DType::bf16);
     p.batch = 3, p.heads = 8, p.kv_heads = 2;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attn/error.h"
 #include "attn/philox.h"
 
 namespace attn {
@@ -125,6 +126,27 @@ std::vector<Feature> make_features() {
        .whole = true,
        .get = [](const Problem& p) { return list(p.seqused_k); },
        .set = [](Problem& p, const Values& v) { p.seqused_k.assign(v.begin(), v.end()); }});
+  all.push_back({.name = "devices",
+                 .lacking = "exchange between devices",
+                 .help = "N,N,...: GPUs, one rank each; emulated: a rank for each number",
+                 .kind = Kind::list,
+                 .most = 1023,
+                 .whole = true});
+  all.push_back({.name = "timeout",
+                 .lacking = "exchange between devices",
+                 .help = "seconds after which a rank that waits for a message gives up (30)",
+                 .kind = Kind::number,
+                 .least = 0.01,
+                 .most = 3600});
+  all.push_back({.name = "transport",
+                 .lacking = "exchange between devices",
+                 .help = "how messages travel between GPUs: nccl (default) or copies",
+                 .kind = Kind::number,
+                 .read = [](const std::string& text) -> Values {
+                   if (text == "nccl") return {0};
+                   if (text == "copies") return {1};
+                   throw InputError("--transport " + text + ": must be nccl or copies");
+                 }});
   return all;
 }
 

@@ -204,14 +204,17 @@ function(attn_attention_of out file)
 endfunction()
 
 # attn_add_chapter(<chapter> STEPS <step> ... [HOPPER] [PARENT <chapter>/<step>] [TESTS <more.cpp>
-#                  ...] [SHARED <kernel> ...] [HOPPER_STEPS <step> ...] [FIRST_STEPS <step> ...]):
+#                  ...] [SHARED <kernel> ...] [LINKED <chapter>/<step> ...] [HOPPER_STEPS <step> ...]
+#                  [FIRST_STEPS <step> ...]):
 # the program, its benchmark and its tests, from <step>.cu, chapter.cpp and the files of its
 # folders: kernels/*.cu (prepare kernels), host/*.cpp (operations and planners), tests/*.cpp.
-# SHARED: kernels of common/kernels. HOPPER_STEPS: the STEPS that are only for sm_90a. FIRST_STEPS:
+# SHARED: kernels of common/kernels. LINKED: steps for sm_90a of other chapters, whose
+# launch() steps of this one call. HOPPER_STEPS: the STEPS that are only for sm_90a. FIRST_STEPS:
 # the first steps of an operation, which may differ from their parents as much as a chapter's first
 # step.
 function(attn_add_chapter chapter)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT" "STEPS;TESTS;SHARED;HOPPER_STEPS;FIRST_STEPS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT"
+                        "STEPS;TESTS;SHARED;HOPPER_STEPS;FIRST_STEPS;LINKED")
   file(GLOB kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/kernels/*.cu)
   foreach(shared ${arg_SHARED})
     list(APPEND kernels ${PROJECT_SOURCE_DIR}/common/kernels/${shared}.cu)
@@ -242,6 +245,11 @@ function(attn_add_chapter chapter)
     else()
       list(APPEND ${chapter}_OBJECTS ${${chapter}_hopper_OBJECTS})
     endif()
+  endif()
+  if(arg_LINKED)
+    list(TRANSFORM arg_LINKED REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/\\1.cu")
+    attn_add_kernels(${chapter}_linked HOPPER FILES ${arg_LINKED})
+    list(APPEND ${chapter}_OBJECTS ${${chapter}_linked_OBJECTS})
   endif()
   add_library(${chapter}_table OBJECT chapter.cpp ${host})
   target_include_directories(${chapter}_table PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})

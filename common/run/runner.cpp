@@ -407,7 +407,9 @@ class Run {
         status = session.launch();
         if (status.ok()) save_all(session, step, session.outputs());
       }
-      if (status.ok() && timer_ && s.outcome != Outcome::fail) status = time_step(session, s);
+      // Events of several GPUs cannot be subtracted: such steps have a way of timing of their own.
+      const bool times = timer_ && !takes(step, "devices");
+      if (status.ok() && times && s.outcome != Outcome::fail) status = time_step(session, s);
       if (status.code == Status::Code::kUnsupported)
         return stop(Outcome::unsupported, status.message);
       if (status.code == Status::Code::kKernelError) return stop(Outcome::fail, status.message);

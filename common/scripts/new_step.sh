@@ -25,7 +25,7 @@ fi
 [[ $# -eq 4 && $3 == --parent ]] || die 2 "usage: $usage"
 chapter=${1%/} name=$2 parent=$4
 [[ -f $chapter/chapter.cpp ]] || die 2 "$chapter: no such chapter: $(echo 0[1-8]_*)"
-[[ $name =~ ^([vbfqsdac])([0-9]+)_[a-z0-9_]+$ ]] ||
+[[ $name =~ ^([vbfqsdacp])([0-9]+)_[a-z0-9_]+$ ]] ||
   die 2 "$name: must be a letter, a number and words: v14_name"
 number=${BASH_REMATCH[1]}${BASH_REMATCH[2]}
 shopt -s nullglob

@@ -120,6 +120,9 @@ void check_all_steps(Backend backend) {
     Problem p = problem(op.few_queries > 0 ? 3 : 300, 300, 64, quantises_to(step));
     p.heads = op.few_queries > 0 ? 4 : 2, p.kv_heads = 2, p.causal = true;
     if (op.name == "paged_mla") p.head_dim = 576, p.heads = 2, p.kv_heads = 1;
+    if (takes(step, "devices"))  // ranks
+      for (int rank = 0; rank < (backend == Backend::gpu ? 1 : 2); ++rank)
+        p.own["devices"].push_back(rank);
     p.finish();  // before steps are asked: a softmax scale of 0 is refused
     if (refusal(step, p)) p.dtype = DType::fp32;
     if (refusal(step, p)) p.causal = false;

@@ -108,6 +108,11 @@ TEST_CASE("no step has a race in any of many schedules of the emulator", "[emula
     problems.back().causal = false;
     problems.back().own["top_columns"] = {16}, problems.back().own["top_keys"] = {20};
     problems.back().own["newest_keys"] = {4};
+    problems.push_back(problems[1]);  // several ranks
+    problems.back().kv_heads = 2, problems.back().own["devices"] = {0, 1};
+    problems.back().seqlen_q = problems.back().seqlen_k;
+    problems.push_back(few);
+    problems.back().own["devices"] = {0, 1, 2};
     for (Problem& p : problems) p.finish();
     // shared by all steps of a problem
     std::map<std::pair<const Operation*, const Problem*>, Case> cases;

@@ -32,8 +32,8 @@ pages_of() {  # pages_of ROOT: complaints, a line each
     while read -r step; do
       compgen -G "0*/$step.cu" >/dev/null || grep -qswF -- "$step" "${page%%/*}/chapter.cpp" \
         docs/reports/*/"${page%%/*}.tried.txt" || echo "$page: names $step, which is not there"
-    done < <(grep -oE '`[vbfqsd][0-9]+[a-z]?_[a-z0-9_]+(\.cu)?`' "$page" | tr -d '`' |
-      sed 's/\.cu$//' | grep -vE '^[vbfqsd][0-9]+_[vbfqsd][0-9]+$' | sort -u)
+    done < <(grep -oE '`[vbfqsdp][0-9]+[a-z]?_[a-z0-9_]+(\.cu)?`' "$page" | tr -d '`' |
+      sed 's/\.cu$//' | grep -vE '^[vbfqsdp][0-9]+_[vbfqsdp][0-9]+$' | sort -u)
   done
 }
 

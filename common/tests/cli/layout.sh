@@ -15,14 +15,14 @@ if [[ -d .git || -f .git ]]; then
 fi
 
 chapters=(0[1-8]_*)
-step='[vbfqsdac][0-9]+_[a-z0-9_]+\.cu'
+step='[vbfqsdacp][0-9]+_[a-z0-9_]+\.cu'
 for chapter in "${chapters[@]}"; do
   for file in "$chapter"/*; do
     name=${file##*/}
     if [[ -d $file ]]; then
       [[ $name =~ ^(kernels|host|tests|exercises)$ ]] || wrong "$file/: is no room of a chapter"
     else
-      [[ $name =~ ^([A-Z0-9]+\.md|CMakeLists\.txt|chapter\.cpp|$step)$ ]] ||
+      [[ $name =~ ^([A-Z0-9_]+\.md|CMakeLists\.txt|chapter\.cpp|$step)$ ]] ||
         wrong "$file: beside the steps lie pages, chapter.cpp and CMakeLists.txt alone"
     fi
   done
@@ -44,7 +44,7 @@ includes() {
   done < <(grep -HE '^ *# *include *"' "${files[@]}")
 }
 of_answers='exercises/student/|hidden/'  # in the edition for students
-device='kernels/|attn/|device/|emulator/|ptx/'
+device='kernels/|attn/|device/|emulator/|ptx/|ranks/'
 for chapter in "${chapters[@]}"; do
   includes "a step" "$device|$of_answers" "$chapter" -maxdepth 1 ! -name chapter.cpp
   [[ ! -d $chapter/kernels ]] || includes "a kernel header" "$device|$of_answers" "$chapter/kernels"
@@ -56,8 +56,8 @@ for chapter in "${chapters[@]}"; do
 done
 includes "a shared kernel header" \
   'kernels/(decode|hopper)/|attn/|device/|emulator/|ptx/|hidden/' common/kernels
-host='api/|attn/|check/|device/|emulator/|exercise/|files/|ptx/|report/|run/'
+host='api/|attn/|check/|device/|emulator/|exercise/|files/|ptx/|ranks/|report/|run/'
 # An installed header finds attention.h next to itself.
 includes "a file of common/" "$host|tests/(npy_files|catch|on_page)|attention\.h\$" \
-  common/{api,attn,check,device,emulator,exercise,files,ptx,report,run}
+  common/{api,attn,check,device,emulator,exercise,files,ptx,ranks,report,run}
 exit $bad

@@ -1,0 +1,153 @@
+#include "host/rank_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "attn/error.h"
+#include "check/operation.h"
+#include "ranks/sharded.h"
+#include "run/options.h"
+
+namespace attn::rank_model {
+namespace {
+
+using namespace ranks;
+
+double pairs_of(const Sharding& s, int rank, int owner) {
+  double pairs = 0;
+  for (const ShardBlock& b : blocks_of(s.whole, s.q[std::size_t(rank)], s.k[std::size_t(owner)])) {
+    // a triangle where the mask cuts, instead of a sum over all rows
+    const Problem p = problem_of(s.whole, b);
+    const double full = double(b.nq) * double(b.nk);
+    pairs += b.window_left < 0 && b.window_right >= 0 && b.window_right < b.nq
+                 ? full - 0.5 * double(std::min(b.nq, b.nk) - b.window_right) *
+                              double(std::min(b.nq, b.nk) - b.window_right - 1)
+             : p.masked() ? p.sequence(0).visible_pairs()
+                          : full;
+  }
+  return pairs;
+}
+
+// Every rank does hop h when it has done hop h - 1 and has received the keys of hop h. A message
+// begins when both of its ranks have begun the hop before.
+Prediction ring(const Sharding& s, const Machine& m, double flop_per_pair, double rate,
+                double bytes_factor) {
+  const int world = s.world();
+  std::vector<double> free(std::size_t(world), 0), begun(std::size_t(world), 0);
+  Prediction all;
+  std::vector<double> work(std::size_t(world), 0);
+  for (int hop = 0; hop < world; ++hop) {
+    std::vector<double> arrived(std::size_t(world), 0), next = free;
+    for (int r = 0; r < world; ++r) {
+      const int owner = (r - hop + world) % world;
+      const double pairs = pairs_of(s, r, owner);
+      const double seconds = pairs > 0 ? pairs * flop_per_pair / rate + m.launch_s : 0;
+      begun[std::size_t(r)] = free[std::size_t(r)];
+      next[std::size_t(r)] = free[std::size_t(r)] + seconds;
+      work[std::size_t(r)] += seconds;
+    }
+    for (int r = 0; r < world && hop + 1 < world; ++r) {
+      const int from = (r + world - 1) % world, owner = (r - hop - 1 + 2 * world) % world;
+      const double bytes = bytes_factor * double(s.kv_bytes(owner));
+      const double seconds = bytes / m.link_bytes_per_s + m.message_s;
+      arrived[std::size_t(r)] = std::max(begun[std::size_t(r)], begun[std::size_t(from)]) + seconds;
+      if (r == 0) all.transfer_s += seconds, all.bytes += bytes;
+    }
+    for (int r = 0; r < world; ++r)
+      free[std::size_t(r)] = std::max(next[std::size_t(r)], arrived[std::size_t(r)]);
+  }
+  all.compute_s = *std::ranges::max_element(work);
+  all.total_s = *std::ranges::max_element(free);
+  return all;
+}
+
+Prediction decode(const Problem& p, int world, const Machine& m, double exchange_s) {
+  const double rows = double(p.batch * p.heads * p.seqlen_q);
+  Prediction all;
+  all.compute_s = attn::decode().useful_bytes(p) / world / m.read_bytes_per_s + m.launch_s;
+  all.bytes = double(world - 1) * rows * double(p.head_dim + 1) * 4;
+  all.transfer_s = world > 1 ? all.bytes / m.link_bytes_per_s + exchange_s : 0;
+  all.total_s = all.compute_s + all.transfer_s;
+  return all;
+}
+
+}  // namespace
+
+const Machine& nvlink_copies() {
+  static const Machine machine;
+  return machine;
+}
+const Machine& nvlink_nccl() {
+  static const Machine machine{
+      .name = "NVLink, NCCL", .link_bytes_per_s = 300e9, .message_s = 25e-6};
+  return machine;
+}
+const Machine& infiniband() {
+  static const Machine machine{
+      .name = "InfiniBand 400 Gbit/s per GPU", .link_bytes_per_s = 50e9, .message_s = 30e-6};
+  return machine;
+}
+
+std::optional<Prediction> predict(const std::string& step, const Problem& p, int world,
+                                  const Machine& m) {
+  const double pair = 4 * double(p.head_dim) * double(p.batch * p.heads);
+  const Sharding contiguous(p, TokenOrder::contiguous, world), zigzag(p, TokenOrder::zigzag, world);
+  if (step == "p1_all_gather") {
+    Prediction all;
+    double pairs = 0;
+    for (int owner = 0; owner < world; ++owner) pairs += pairs_of(contiguous, world - 1, owner);
+    all.compute_s = pairs * pair / m.forward_flops + m.launch_s;
+    all.bytes = double(world - 1) * double(contiguous.kv_bytes(0));
+    all.transfer_s = world > 1 ? all.bytes / m.link_bytes_per_s + m.message_s : 0;
+    all.total_s = all.compute_s + all.transfer_s;
+    return all;
+  }
+  if (step == "p2_ring") return ring(contiguous, m, pair, m.forward_flops, 1);
+  if (step == "p3_zigzag") return ring(zigzag, m, pair, m.forward_flops, 1);
+  if (step == "p4_ulysses") {
+    Prediction all;
+    Problem of_heads = p;
+    const double pairs = of_heads.visible_pairs();
+    all.compute_s = pairs * pair / world / m.forward_flops + m.launch_s;
+    const double own = (2 * double(contiguous.q_bytes(0)) + double(contiguous.kv_bytes(0))) / world;
+    all.bytes = own * (world - 1);
+    all.transfer_s = world > 1 ? all.bytes / m.link_bytes_per_s + 2 * m.message_s : 0;
+    all.total_s = all.compute_s + all.transfer_s;
+    return all;
+  }
+  // K and V in the elements' type, dK and dV in fp32, one hop behind.
+  if (step == "p5_ring_backward") return ring(zigzag, m, 2.5 * pair, m.backward_flops, 3);
+  if (step == "p6_tree_decode") return decode(p, world, m, m.message_s + m.launch_s);
+  if (step == "p7_peer_decode") return decode(p, world, m, 3e-6);
+  return std::nullopt;
+}
+
+int table(const std::vector<std::string>& arguments) {
+  std::vector<const char*> argv{chapter().name.c_str()};
+  for (const std::string& a : arguments) argv.push_back(a.c_str());
+  const auto options = parse_options(chapter(), static_cast<int>(argv.size()), argv.data());
+  if (!options) throw InputError("--predict-ranks: takes the options of a problem");
+  const Problem& p = options->problem;
+  fmt::print("prediction, not measured: {}\n", p.text());
+  fmt::print("{:<18} {:<30} {:>5} {:>10} {:>11} {:>11} {:>11} {:>10}\n", "step", "link", "ranks",
+             "tokens", "compute us", "transfer us", "total us", "efficiency");
+  for (const Step& step : chapter().steps) {
+    if (step.operation != options->operation || !takes(step, "devices")) continue;
+    for (const Machine* m : {&nvlink_copies(), &nvlink_nccl(), &infiniband()}) {
+      const auto one = predict(step.name, p, 1, *m);
+      for (const int world : {2, 4, 8, 64, 512}) {
+        if (world > p.seqlen_k || (world > 8) != (m == &infiniband())) continue;
+        const auto some = predict(step.name, p, world, *m);
+        if (!one || !some) continue;
+        fmt::print("{:<18} {:<30} {:>5} {:>10} {:>11.1f} {:>11.1f} {:>11.1f} {:>9.1f}%\n",
+                   step.name, m->name, world, p.seqlen_k / world, some->compute_s * 1e6,
+                   some->transfer_s * 1e6, some->total_s * 1e6,
+                   100 * one->total_s / some->total_s / world);
+      }
+    }
+  }
+  return 0;
+}
+
+}  // namespace attn::rank_model

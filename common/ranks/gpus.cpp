@@ -1,0 +1,464 @@
+#include "ranks/gpus.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "device/device.h"
+#include "ranks/nccl.h"
+#include "ranks/planted.h"
+#include "ranks/release.h"
+
+namespace attn::ranks {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr double kConnectSeconds = 60;  // NCCL finds the links between all GPUs
+
+void cuda(cudaError_t error, const char* doing) {
+  if (error != cudaSuccess)
+    throw DeviceError(
+        fmt::format("{}: {} ({})", doing, cudaGetErrorName(error), cudaGetErrorString(error)));
+}
+
+// One side of a copy, published to the other side: the n-th message from a rank to another.
+struct Posted {
+  void* data = nullptr;
+  int64_t bytes = 0;
+  cudaEvent_t ready = nullptr;  // what the receiver has queued before is complete
+  cudaEvent_t sent = nullptr;
+};
+
+// Where the threads of the ranks meet.
+struct Board {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<std::tuple<int, int, int>, Posted> posted;  // by sender, receiver, number
+  std::optional<Status> failure;                       // the first
+  void fail(const Status& status) {
+    const std::lock_guard lock(mutex);
+    if (!failure) failure = status;
+    changed.notify_all();
+  }
+  bool failed() {
+    const std::lock_guard lock(mutex);
+    return failure.has_value();
+  }
+};
+
+struct Exchange {
+  std::string what;
+  std::vector<Message> messages;
+  std::vector<int> numbers;
+  cudaEvent_t done = nullptr;
+};
+
+// Thrown where another rank has failed: its error is reported.
+struct Ended {};
+
+class GpuRank final : public Rank {
+ public:
+  GpuRank(int index, const std::vector<int>& devices, Transport transport, Board& board,
+          std::vector<std::unique_ptr<GpuRank>>& all, double seconds)
+      : Rank(index, static_cast<int>(devices.size()),
+             Device(Backend::gpu, devices[std::size_t(index)])),
+        timeout_s(seconds),
+        transport_(devices.size() == 1 ? Transport::copies : transport),
+        board_(board),
+        all_(all) {}
+
+  // On the rank's thread.
+  void connect(const std::string& id, const std::vector<int>& devices, const unsigned* flag) {
+    cuda(cudaSetDevice(device().ordinal), "choosing a GPU");
+    int least = 0, greatest = 0;
+    cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities");
+    cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, least), "making a stream");
+    cuda(cudaStreamCreateWithPriority(&transfers_, cudaStreamNonBlocking, greatest),
+         "making a stream");
+    cuda(cudaEventCreate(&begin), "making an event");
+    cuda(cudaEventCreate(&end), "making an event");
+    for (const int peer : devices) {
+      int can = 0;
+      if (peer == device().ordinal) continue;
+      cuda(cudaDeviceCanAccessPeer(&can, device().ordinal, peer), "asking for peer access");
+      if (!can) continue;
+      const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
+      if (error == cudaErrorPeerAccessAlreadyEnabled)
+        (void)cudaGetLastError();
+      else
+        cuda(error, "enabling peer access");
+    }
+    // Loads the kernel: while one is held back, loading would wait for it.
+    if (Status s = hold(stream, flag, 0); !s.ok()) throw s;
+    if (transport_ == Transport::nccl) comm_.emplace(id, index(), world(), kConnectSeconds);
+  }
+  ~GpuRank() override {
+    (void)cudaSetDevice(device().ordinal);
+    comm_.reset();
+    buffers_.clear();
+    for (cudaEvent_t e : events_) (void)cudaEventDestroy(e);
+    for (cudaEvent_t e : {begin, end})
+      if (e != nullptr) (void)cudaEventDestroy(e);
+    for (cudaStream_t s : {stream, transfers_})
+      if (s != nullptr) (void)cudaStreamDestroy(s);
+  }
+
+  void* allocate(const std::string& name, int64_t bytes, bool zero) override {
+    DeviceBuffer& made = buffers_.try_emplace(name, device(), name, bytes).first->second;
+    made.poison(zero ? 0 : ~0u);
+    return made.data();
+  }
+  void* buffer(const std::string& name) const override { return buffers_.at(name).data(); }
+  Rank& peer(int index) const override { return *all_[static_cast<std::size_t>(index)]; }
+  void forget_buffers() { buffers_.clear(); }
+
+  void compute(const std::string&, std::function<Status(Stream)> launch) override {
+    if (variant == Variant::transfers_only) return;
+    if (const Status status = launch(stream); !status.ok()) throw status;
+  }
+  void compute_with_peers(const std::string& what, std::function<Status(Stream)> launch) override {
+    peers_in_ = what;
+    compute(what, std::move(launch));
+  }
+  Ticket exchange(const std::string& what, const std::vector<Message>& messages,
+                  bool grouped) override {
+    if (variant == Variant::launches_only) return 0;
+    const auto ticket = static_cast<Ticket>(exchanges_.size());
+    Exchange& made = exchanges_.emplace_back(Exchange{what, {}, {}});
+    for (const Message& m : messages) {
+      if (m.bytes == 0) continue;
+      const auto pair = m.sends ? std::pair(index(), m.peer) : std::pair(m.peer, index());
+      made.numbers.push_back(numbers_[pair][m.sends]++);
+      made.messages.push_back(m);
+    }
+    const cudaEvent_t ready = event();
+    cuda(cudaEventRecord(ready, stream), "recording an event");
+    cuda(cudaStreamWaitEvent(transfers_, ready, 0), "waiting for an event");
+    const std::size_t at_once = grouped ? made.messages.size() : 1;
+    for (std::size_t n = 0; n < made.messages.size(); n += at_once)
+      if (transport_ == Transport::nccl)
+        send_by_nccl(made, n, at_once);
+      else
+        copy(made, n, at_once, ready);
+    made.done = event();
+    cuda(cudaEventRecord(made.done, transfers_), "recording an event");
+    return ticket;
+  }
+  void wait(Ticket ticket) override {
+    if (variant == Variant::launches_only) return;
+    const Exchange& exchange = exchanges_[static_cast<std::size_t>(ticket)];
+    cuda(cudaStreamWaitEvent(stream, exchange.done, 0), "waiting for an exchange");
+    if (transport_ == Transport::copies)
+      for (std::size_t n = 0; n < exchange.messages.size(); ++n)
+        if (!exchange.messages[n].sends) wait_for_copy(exchange, n, stream);
+  }
+
+  // A round begins: events of the last one are used again.
+  void begin_round() { exchanges_.clear(), used_events_ = 0, numbers_.clear(), peers_in_.clear(); }
+  // Waits for all that was queued, at most so long. Returns "" or what is missing.
+  std::string wait_for_end() {
+    const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
+    for (;;) {
+      const cudaError_t state = cudaEventQuery(end);
+      if (state == cudaSuccess) return "";
+      if (state != cudaErrorNotReady) cuda(state, "running the kernels of a rank");
+      if (Clock::now() > deadline || board_.failed()) break;
+      std::this_thread::yield();
+    }
+    if (board_.failed()) throw Ended{};
+    for (const Exchange& exchange : exchanges_)
+      if (cudaEventQuery(exchange.done) == cudaErrorNotReady)
+        for (const bool sends : {false, true})
+          for (const Message& m : exchange.messages)
+            if (m.sends == sends) return text_of(exchange.what, m);
+    return peers_in_.empty() ? fmt::format("time-out of {:g} s: rank {}: its kernels do not end",
+                                           timeout_s, index())
+                             : fmt::format("time-out of {:g} s: rank {} waits for a peer in {}",
+                                           timeout_s, index(), peers_in_);
+  }
+  void abort() {
+    if (comm_) comm_->abort();
+  }
+
+  cudaStream_t stream = nullptr;
+  cudaEvent_t begin = nullptr, end = nullptr;
+  double timeout_s;
+  Variant variant = Variant::whole;
+  int64_t buffer_bytes() const {
+    int64_t all = 0;
+    for (const auto& [name, buffer] : buffers_) all += buffer.bytes();
+    return all;
+  }
+
+ private:
+  std::string text_of(const std::string& what, const Message& m) const {
+    return fmt::format("time-out of {:g} s: rank {} {} {} bytes {} rank {} in {}", timeout_s,
+                       index(), m.sends ? "sends" : "waits for", m.bytes, m.sends ? "to" : "of",
+                       m.peer, what);
+  }
+  cudaEvent_t event() {
+    if (used_events_ == events_.size())
+      cuda(cudaEventCreateWithFlags(&events_.emplace_back(), cudaEventDisableTiming),
+           "making an event");
+    return events_[used_events_++];
+  }
+
+  void send_by_nccl(const Exchange& exchange, std::size_t first, std::size_t count) {
+    std::vector<Message> kept;
+    for (std::size_t n = first; n < first + count; ++n)
+      if (!exchange.messages[n].sends || !lose_message()) kept.push_back(exchange.messages[n]);
+    if (kept.empty()) return;
+    const Status status = comm_->group(exchange.what, kept.data(), kept.size(), transfers_);
+    if (!status.ok()) throw status;
+  }
+
+  // The sender copies when the receiver has published its buffer. Receivers publish before they
+  // wait for anything, so grouped messages cannot deadlock.
+  void copy(const Exchange& exchange, std::size_t first, std::size_t count, cudaEvent_t ready) {
+    for (std::size_t n = first; n < first + count; ++n)
+      if (const Message& m = exchange.messages[n]; !m.sends) {
+        const std::lock_guard lock(board_.mutex);
+        board_.posted[{m.peer, index(), exchange.numbers[n]}] = {m.data, m.bytes, ready, nullptr};
+        board_.changed.notify_all();
+      }
+    for (std::size_t n = first; n < first + count; ++n) {
+      const Message& m = exchange.messages[n];
+      if (!m.sends || lose_message()) continue;
+      const std::tuple key{index(), m.peer, exchange.numbers[n]};
+      Posted& to = found(key, exchange.what, m, [](const Posted&) { return true; });
+      if (to.bytes != m.bytes)
+        throw Status::device_error(
+            fmt::format("rank {} sends {} bytes to rank {}, which expects "
+                        "{}: {}",
+                        index(), m.bytes, m.peer, to.bytes, exchange.what));
+      cuda(cudaStreamWaitEvent(transfers_, to.ready, 0), "waiting for a receiver");
+      cuda(cudaMemcpyAsync(to.data, m.data, static_cast<std::size_t>(m.bytes), cudaMemcpyDefault,
+                           transfers_),
+           "copying to a peer");
+      const cudaEvent_t sent = event();
+      cuda(cudaEventRecord(sent, transfers_), "recording an event");
+      const std::lock_guard lock(board_.mutex);
+      to.sent = sent;
+      board_.changed.notify_all();
+    }
+    if (count == 1 && !exchange.messages[first].sends) wait_for_copy(exchange, first, transfers_);
+  }
+  void wait_for_copy(const Exchange& exchange, std::size_t n, cudaStream_t waits) {
+    const Message& m = exchange.messages[n];
+    const Posted& from = found({m.peer, index(), exchange.numbers[n]}, exchange.what, m,
+                               [](const Posted& p) { return p.sent != nullptr; });
+    cuda(cudaStreamWaitEvent(waits, from.sent, 0), "waiting for a copy");
+  }
+  // Waits on the host until a peer's thread has come so far.
+  template <class Condition>
+  Posted& found(const std::tuple<int, int, int>& key, const std::string& what, const Message& m,
+                Condition condition) {
+    std::unique_lock lock(board_.mutex);
+    std::map<std::tuple<int, int, int>, Posted>::iterator at;
+    const bool there = board_.changed.wait_for(lock, std::chrono::duration<double>(timeout_s), [&] {
+      at = board_.posted.find(key);
+      return board_.failure || (at != board_.posted.end() && condition(at->second));
+    });
+    if (board_.failure) throw Ended{};
+    if (!there) throw Status::device_error(text_of(what, m));
+    return at->second;
+  }
+
+  Transport transport_;
+  std::string peers_in_;  // the launch in which kernels wait for each other
+  Board& board_;
+  std::vector<std::unique_ptr<GpuRank>>& all_;
+  cudaStream_t transfers_ = nullptr;
+  std::optional<NcclComm> comm_;
+  std::map<std::string, DeviceBuffer> buffers_;
+  std::vector<Exchange> exchanges_;
+  std::vector<cudaEvent_t> events_;
+  std::size_t used_events_ = 0;
+  std::map<std::pair<int, int>, int[2]> numbers_;
+};
+
+}  // namespace
+
+struct GpuRanks::Impl {
+  std::vector<int> devices;
+  Board board;
+  std::vector<std::unique_ptr<GpuRank>> ranks;
+  Program program;
+  unsigned* flag = nullptr;  // host memory, mapped by all GPUs
+  unsigned round = 0;
+  std::vector<std::unique_ptr<DeviceBuffer>> scrub;  // for flushing L2
+
+  ~Impl() {
+    ranks.clear();
+    scrub.clear();
+    if (flag != nullptr) (void)cudaFreeHost(flag);
+  }
+
+  // Calls a function on a thread per rank, and waits for all of them.
+  Status on_threads(const std::function<void(GpuRank&)>& body) {
+    std::vector<std::thread> threads;
+    for (const auto& rank : ranks)
+      threads.emplace_back([&] {
+        try {
+          cuda(cudaSetDevice(rank->device().ordinal), "choosing a GPU");
+          body(*rank);
+        } catch (const Ended&) {
+        } catch (const Status& status) {
+          board.fail(status);
+        } catch (const std::exception& e) {
+          board.fail(Status::device_error(e.what()));
+        }
+      });
+    for (std::thread& t : threads) t.join();
+    if (!board.failure) return Status::success();
+    for (const auto& rank : ranks) rank->abort();
+    *static_cast<volatile unsigned*>(flag) = ++round;  // releases kernels that are held back
+    return *board.failure;
+  }
+
+  Status play(RoundTime* times, Variant variant) {
+    if (board.failure) return *board.failure;
+    board.posted.clear();
+    ++round;
+    std::atomic<int> queued{0};
+    const Status status = on_threads([&](GpuRank& rank) {
+      rank.begin_round();
+      rank.variant = variant;
+      if (times != nullptr) {
+        DeviceBuffer& l2 = *scrub[static_cast<std::size_t>(rank.index())];
+        cuda(cudaMemsetAsync(l2.data(), 0, static_cast<std::size_t>(l2.bytes()), rank.stream),
+             "flushing L2");
+        if (Status s = hold(rank.stream, flag, round); !s.ok()) throw s;
+      }
+      cuda(cudaEventRecord(rank.begin, rank.stream), "recording an event");
+      program.run(rank);
+      cuda(cudaEventRecord(rank.end, rank.stream), "recording an event");
+      // The last thread that has queued its work releases all GPUs.
+      if (++queued == static_cast<int>(ranks.size()))
+        *static_cast<volatile unsigned*>(flag) = round;
+      if (const std::string missing = rank.wait_for_end(); !missing.empty())
+        throw Status::device_error(missing);
+    });
+    if (!status.ok() || times == nullptr) return status;
+    times->seconds.clear();
+    for (const auto& rank : ranks) {
+      const InUse in_use(rank->device());
+      float ms = 0;
+      cuda(cudaEventElapsedTime(&ms, rank->begin, rank->end), "reading a timer");
+      times->seconds.push_back(double{ms} * 1e-3);
+    }
+    return status;
+  }
+};
+
+GpuRanks::GpuRanks(const std::vector<int>& devices, Transport transport, double timeout_s)
+    : impl_(std::make_unique<Impl>()) {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+  for (const int device : devices)
+    if (device >= count)
+      throw DeviceError(fmt::format("--devices: GPU {}: this machine has {}", device, count));
+  impl_->devices = devices;
+  void* flag = nullptr;
+  cuda(cudaHostAlloc(&flag, sizeof(unsigned), cudaHostAllocPortable | cudaHostAllocMapped),
+       "allocating the release flag");
+  impl_->flag = static_cast<unsigned*>(flag);
+  *impl_->flag = 0;
+  for (int r = 0; r < static_cast<int>(devices.size()); ++r) {
+    impl_->ranks.push_back(
+        std::make_unique<GpuRank>(r, devices, transport, impl_->board, impl_->ranks, timeout_s));
+    const Device device(Backend::gpu, devices[static_cast<std::size_t>(r)]);
+    const InUse in_use(device);
+    impl_->scrub.push_back(
+        std::make_unique<DeviceBuffer>(device, "L2 flush", 2 * gpu_info().l2_bytes));
+  }
+  const bool by_nccl = transport == Transport::nccl && devices.size() > 1;
+  const std::string id = by_nccl ? NcclComm::unique_id() : "";
+  const Status status =
+      impl_->on_threads([&](GpuRank& rank) { rank.connect(id, devices, impl_->flag); });
+  if (!status.ok()) throw DeviceError(status.message);
+}
+GpuRanks::~GpuRanks() = default;
+
+Status GpuRanks::prepare(const Program& program) {
+  impl_->program = program;
+  // Buffers are freed when no rank uses them: ranks may write into those of their peers.
+  if (Status s = impl_->on_threads([](GpuRank& rank) { rank.forget_buffers(); }); !s.ok()) return s;
+  return impl_->on_threads([&](GpuRank& rank) {
+    program.prepare(rank);
+    synchronize(rank.device());
+  });
+}
+Status GpuRanks::run() { return impl_->play(nullptr, Variant::whole); }
+Status GpuRanks::time(RoundTime& times, Variant variant) { return impl_->play(&times, variant); }
+std::vector<int64_t> GpuRanks::buffer_bytes() const {
+  std::vector<int64_t> all;
+  for (const auto& rank : impl_->ranks) all.push_back(rank->buffer_bytes());
+  return all;
+}
+Status GpuRanks::finish(const std::function<void(Rank&)>& finish) {
+  for (const auto& rank : impl_->ranks) {
+    const InUse in_use(rank->device());
+    finish(*rank);
+    synchronize(rank->device());
+  }
+  return Status::success();
+}
+bool GpuRanks::usable() const { return !impl_->board.failure; }
+void GpuRanks::set_timeout(double seconds) {
+  for (const auto& rank : impl_->ranks) rank->timeout_s = seconds;
+}
+
+namespace {
+Status measure(GpuRanks& ranks, Measuring& wanted) {
+  wanted.buffer_bytes = ranks.buffer_bytes();
+  for (const Variant v : {Variant::whole, Variant::launches_only, Variant::transfers_only}) {
+    auto& rounds = wanted.rounds[static_cast<int>(v)];
+    rounds.clear();
+    double spent = 0;
+    for (int n = -wanted.warmup; n < wanted.most_rounds; ++n) {
+      RoundTime time;
+      if (Status s = ranks.time(time, v); !s.ok()) return s;
+      if (n < 0) continue;
+      rounds.push_back(time);
+      spent += time.slowest();
+      if (rounds.size() >= 5 && spent > wanted.most_s) break;
+    }
+  }
+  return Status::success();
+}
+}  // namespace
+
+Status run_on_gpus(const std::vector<int>& devices, Transport transport, const Program& program,
+                   const std::function<void(Rank&)>& finish, double timeout_s) {
+  // Never destroyed: at the end of the process CUDA may be gone before.
+  using Kept = std::map<std::pair<std::vector<int>, Transport>, std::unique_ptr<GpuRanks>>;
+  static Kept& kept = *new Kept;
+  std::unique_ptr<GpuRanks>& ranks = kept[{devices, transport}];
+  if (!ranks || !ranks->usable()) ranks = std::make_unique<GpuRanks>(devices, transport, timeout_s);
+  ranks->set_timeout(timeout_s);
+  Status status = ranks->prepare(program);
+  if (status.ok()) status = ranks->run();
+  if (status.ok()) status = ranks->finish(finish);
+  if (status.ok() && measuring != nullptr) status = measure(*ranks, *measuring);
+  return status.ok() ? ranks->prepare({[](Rank&) {}, {}}) : status;  // frees the buffers
+}
+
+void copy_rows_on_gpus(void* to, int64_t to_pitch, const void* from, int64_t from_pitch,
+                       int64_t width, int64_t rows) {
+  cuda(cudaMemcpy2D(to, static_cast<std::size_t>(to_pitch), from,
+                    static_cast<std::size_t>(from_pitch), static_cast<std::size_t>(width),
+                    static_cast<std::size_t>(rows), cudaMemcpyDefault),
+       "copying rows between GPUs");
+}
+
+}  // namespace attn::ranks

@@ -1,0 +1,68 @@
+/// \file
+/// Ranks on GPUs: one host thread, a compute stream and a communication stream per GPU.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "ranks/rank.h"
+
+namespace attn::ranks {
+
+/// How messages travel: by NCCL's kernels, or by the copy engines, which need no SM.
+enum class Transport { nccl, copies };
+
+/// Seconds of one round of all ranks, from the release of all GPUs to the end of each.
+struct RoundTime {
+  std::vector<double> seconds;  ///< by rank
+  double slowest() const { return *std::ranges::max_element(seconds); }
+  double skew() const { return slowest() - *std::ranges::min_element(seconds); }
+};
+
+/// What a round leaves out, to see what a step's transfers and its launches take alone.
+enum class Variant { whole, launches_only, transfers_only };
+
+/// Asks run_on_gpus() to time a program after it has run once.
+struct Measuring {
+  int warmup = 2, most_rounds = 20;
+  double most_s = 2;                       ///< at least 5 rounds, and no more than this takes
+  std::vector<RoundTime> rounds[3] = {};   ///< by variant
+  std::vector<int64_t> buffer_bytes = {};  ///< allocated, by rank
+};
+inline Measuring* measuring = nullptr;
+
+class GpuRanks {
+ public:
+  /// Connects the GPUs. Throws DeviceError.
+  GpuRanks(const std::vector<int>& devices, Transport, double timeout_s);
+  ~GpuRanks();
+  GpuRanks(const GpuRanks&) = delete;
+
+  /// Frees the buffers of the last program and prepares this one.
+  Status prepare(const Program&);
+  /// One round. If it fails, the ranks cannot be used again: a rank that waits longer than the
+  /// time-out ends all, with an error that names rank, peer, exchange and bytes.
+  Status run();
+  /// One round with L2 flushed on all GPUs, timed from a common release.
+  Status time(RoundTime&, Variant = Variant::whole);
+  std::vector<int64_t> buffer_bytes() const;
+  /// Calls `finish` for each rank, with its GPU in use.
+  Status finish(const std::function<void(Rank&)>&);
+  bool usable() const;
+  void set_timeout(double seconds);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Runs a program on these GPUs, then `finish` for each rank. Connections are kept for later calls.
+Status run_on_gpus(const std::vector<int>& devices, Transport, const Program&,
+                   const std::function<void(Rank&)>& finish, double timeout_s);
+
+void copy_rows_on_gpus(void* to, int64_t to_pitch, const void* from, int64_t from_pitch,
+                       int64_t width, int64_t rows);
+
+}  // namespace attn::ranks

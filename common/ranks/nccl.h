@@ -1,0 +1,34 @@
+/// \file
+/// NCCL, loaded when it is first used: programs start without it.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ranks/rank.h"
+
+namespace attn::ranks {
+
+/// One rank's communicator. It never blocks the host for long: calls that are in progress are asked
+/// for their state until a deadline, then the communicator is aborted.
+class NcclComm {
+ public:
+  /// The id of a new communicator, made by one rank. Throws DeviceError if there is no library, or
+  /// an old one.
+  static std::string unique_id();
+  /// Joins the other ranks. All ranks must call it at the same time.
+  NcclComm(const std::string& id, int rank, int world, double timeout_s);
+  ~NcclComm();
+  NcclComm(const NcclComm&) = delete;
+
+  /// Queues messages in a stream, as one group.
+  Status group(const std::string& what, const Message* messages, std::size_t count, Stream);
+  /// Ends kernels that wait for a peer. Nothing can be sent afterwards.
+  void abort();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace attn::ranks

@@ -1,0 +1,12 @@
+/// \file
+/// For timing: streams of several GPUs that begin together.
+#pragma once
+
+#include "attn/step.h"
+
+namespace attn::ranks {
+
+/// Queues a kernel that ends when the host-mapped `flag` is `round` or later.
+Status hold(Stream, const unsigned* flag, unsigned round);
+
+}  // namespace attn::ranks
