@@ -147,7 +147,7 @@ std::string keys_text(CodeKeys& code, const std::string& only) {
       if (only.empty() || only == chapter)
         text += fmt::format("{}  {}  {}/{}\n", code.kernel(chapter, step),
                             code.launch(chapter, step), chapter, step);
-  for (const char* part : {"times", "peers", "counters", "sanitizer"})
+  for (const char* part : {"times", "peers", "counters", "sanitizer", "calls"})
     text += fmt::format("{}  method of {}\n", code.method(part), part);
   return text;
 }

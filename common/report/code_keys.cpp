@@ -454,6 +454,13 @@ std::string CodeKeys::method(const std::string& part) {
     const std::size_t begin = text.find(counters ? "counters_of() {" : "sanitizer_problems() {");
     if (begin != text.npos) all = lex_shell(text.substr(begin, text.find("\n}", begin) - begin));
     append(all, lex_shell(read(scripts / (counters ? "metrics.txt" : "sanitize.sh"))));
+  } else if (part == "calls") {
+    for (const char* name : {"attention", "plan", "memory", "steps"})
+      append(all, tokens(common / "api" / (std::string(name) + ".cpp")));
+    append(all, tokens(common / "api/tests/bench_api.cpp"));
+    for (const char* name : {"arrays", "calls", "library", "operations", "torch"})
+      append(all, lex_python(read(common / "python/attn" / (std::string(name) + ".py"))));
+    append(all, lex_python(read(scripts / "call_overhead.py")));
   } else {
     return "-";
   }

@@ -260,6 +260,11 @@ void merge(const fs::path& folder, CodeKeys& code, const fs::path& from) {
     std::set<std::string> replaced;
     for (const EvidenceLine& line : read_lines(from / name)) {
       const std::string id = identity(line);
+      // Lines that `folder` has replaced since `from` was copied from it do not come back.
+      const auto newer = here.lower_bound(line.name + " ");
+      if (id == line.name + " " + kUnknown && !here.contains(id) && newer != here.end() &&
+          newer->first.starts_with(line.name + " "))
+        continue;
       if (const auto old = here.find(id); old != here.end() && old->second && !current(line))
         continue;
       fresh.push_back(line);

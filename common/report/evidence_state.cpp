@@ -198,7 +198,7 @@ std::vector<std::string> missing(const fs::path& folder, CodeKeys& code) {
     if (!names.empty()) all.push_back(fmt::format("{}: {} {}", chapter, what, text));
   };
   for (const std::string& chapter : code.chapters()) {
-    std::vector<std::string> needed{"tests", "access"}, lacks, unmeasured;
+    std::vector<std::string> needed{"tests", "access", "calls"}, lacks, unmeasured;
     if (chapter != "common") needed = {"times", "counters", "tests", "sanitizer", "large", "peers"};
     for (const std::string& part : needed)
       if (!parts.contains(part + " " + chapter)) lacks.push_back(part);

@@ -203,6 +203,33 @@ TEST_CASE("a name that no line has, or that another step has, is refused", "[evi
   CHECK(read_all(file) == edited);
 }
 
+TEST_CASE("peers of problems that were not recorded do not come back with a merge", "[evidence]") {
+  const auto measure = [](Project& project, const std::vector<std::string>& options) {
+    project.write("peers.json", R"({"schema": "attn-peers-1", "problems": [{"peers": [
+        {"name": "flash"}], "runs": [{"chapter": "01_first", "steps": [
+        {"name": "v1_one", "outcome": "pass", "time": null}]}]}]})");
+    CodeKeys code(project.root);
+    record(project.reports, code, {"peers", "01_first"}, "peers.01_first",
+           project.root / "peers.json", options, Project::kMeasured);
+    finish(project.reports, code, {"peers", "01_first"}, "passed", 1, {}, Project::kMeasured);
+  };
+  const auto options_of = [](const Project& project) {
+    std::string all;
+    for (const EvidenceLine& line : read_lines(project.reports / "peers.01_first.jsonl"))
+      all += line.json().at("options").get<std::string>() + "\n";
+    return all;
+  };
+  Project project, older;
+  measure(project, {"--backends flash --seqlen 64"});
+  measure(older, {});
+  CHECK(options_of(older) == "unknown\n");
+  CodeKeys code(project.root), code_of_older(older.root);
+  merge(project.reports, code, older.reports);
+  CHECK(options_of(project) == "--backends flash --seqlen 64\n");
+  merge(older.reports, code_of_older, project.reports);
+  CHECK(options_of(older) == "--backends flash --seqlen 64\n");
+}
+
 TEST_CASE("a rename changes nothing but names and checksums", "[evidence]") {
   Project project;
   project.write("peers.json", R"({"schema": "attn-peers-1", "problems": [{"peers": [

@@ -6,8 +6,10 @@
 #include <cmath>
 #include <deque>
 #include <functional>
+#include <map>
 #include <set>
 #include <tuple>
+#include <vector>
 
 #include "emulator/timeline.h"
 
@@ -56,16 +58,23 @@ bool is_point(RecordKind kind) {
 class Blocks {
  public:
   explicit Blocks(const RecordedLaunch& launch) : launch_(launch), clocks(launch.samples) {
-    double first = 0;
-    for (std::size_t k = 0; k < launch.kernels.size(); ++k)
-      for (std::size_t n = 0; n < launch.kernels[k].count(); ++n)
-        if (const Record* ring = ring_of(k, n, 0); kind_of(ring[0]) == RecordKind::begin) {
-          const double ns = begin_ns(ring);
-          first = order.empty() ? ns : std::min(first, ns);
-          order.push_back({ns, k, n});
-          off_ns = std::max(off_ns, std::abs(ns - clocks.since_base(timer_of(ring))));
-        }
-    origin_ = first;
+    // Lines of SMs go through the timers that the warps read at their begin.
+    std::map<std::uint32_t, std::vector<double>> off;
+    for_each_begin([&](std::size_t, std::size_t, const Record* ring) {
+      off[ring[1].what].push_back(clocks.since_base(timer_of(ring)) - begin_ns(ring));
+    });
+    for (auto& [sm, some] : off) {
+      const auto middle = some.begin() + static_cast<std::ptrdiff_t>(some.size() / 2);
+      std::ranges::nth_element(some, middle);
+      moved_ns = std::max(moved_ns, std::abs(*middle));
+      clocks.shift(sm, *middle);
+    }
+    for_each_begin([&](std::size_t kernel, std::size_t number, const Record* ring) {
+      const double ns = begin_ns(ring);
+      origin_ = order.empty() ? ns : std::min(origin_, ns);
+      order.push_back({ns, kernel, number});
+      off_ns = std::max(off_ns, std::abs(ns - clocks.since_base(timer_of(ring))));
+    });
     std::ranges::sort(order);
   }
 
@@ -84,15 +93,23 @@ class Blocks {
     auto operator<=>(const Begin&) const = default;
   };
   std::vector<Begin> order;
-  double off_ns = 0;
+  double off_ns = 0;    ///< farthest begin of a block from its SM's line
+  double moved_ns = 0;  ///< most that a line was moved
 
  private:
   const RecordedLaunch& launch_;
 
  public:
-  const SmClocks clocks;
+  SmClocks clocks;
 
  private:
+  template <class Each>  // (kernel, block, ring of warp 0) of each block that was recorded
+  void for_each_begin(Each each) const {
+    for (std::size_t k = 0; k < launch_.kernels.size(); ++k)
+      for (std::size_t n = 0; n < launch_.kernels[k].count(); ++n)
+        if (const Record* ring = ring_of(k, n, 0); kind_of(ring[0]) == RecordKind::begin)
+          each(k, n, ring);
+  }
   const Record* ring_of(std::size_t kernel, std::size_t block, std::size_t warp) const {
     const RecordedKernel& k = launch_.kernels[kernel];
     return k.records.data() + (block * k.warps + warp) * k.capacity;
@@ -348,6 +365,7 @@ GpuTimeline add_to_trace(const RecordedLaunch& launch, const char* step_file,
   GpuTimeline result;
   result.blocks = blocks.order.size();
   result.begins_off_ns = blocks.off_ns;
+  result.moved_ns = blocks.moved_ns;
 
   std::vector<emulator::Members> members;
   for (const RecordedKernel& k : launch.kernels) {

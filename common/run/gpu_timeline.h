@@ -25,6 +25,7 @@ struct GpuTimeline {
   emulator::Cycles end_ns = 0;
   SmShares shares;                  ///< of the whole launch
   std::vector<SmShares> over_time;  ///< of equal parts of it
+  double moved_ns = 0;       ///< most that the line of an SM was moved to the begins of its blocks
   double begins_off_ns = 0;  ///< farthest begin of a block from its own reading of %globaltimer
   std::string lost;          ///< rings that were full, in one line; or empty
 };

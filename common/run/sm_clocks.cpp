@@ -7,6 +7,9 @@
 namespace attn {
 namespace {
 
+// Samples of one call are 2000 ns apart (device/recording.cu).
+constexpr double kBetweenCallsNs = 20'000;
+
 double difference(std::uint64_t a, std::uint64_t b) {
   return static_cast<double>(static_cast<std::int64_t>(a - b));
 }
@@ -22,27 +25,37 @@ SmClocks::SmClocks(const std::vector<SmSample>& samples) {
     const double least = s.resolution_ns;
     if (least > 0) resolution_ns = resolution_ns == 0 ? least : std::min(resolution_ns, least);
   }
-  for (const auto& [sm, some] : by_sm) {
-    // Least squares on differences to the first sample, which fit into doubles.
-    const SmSample& first = *std::ranges::min_element(some, {}, &SmSample::clock);
-    const auto point = [&](const SmSample& s) {
-      return std::pair(difference(s.clock, first.clock), difference(s.ns, first.ns));
+  for (auto& [sm, some] : by_sm) {
+    std::ranges::sort(some, {}, &SmSample::clock);
+    // The clock can stand still between the calls that sample it, while the SM is idle. So each
+    // call has an offset of its own, and all have one rate: least squares on differences to the
+    // first sample, which fit into doubles.
+    struct Point {
+      double x, y;
     };
-    double x = 0, y = 0, xx = 0, xy = 0;
-    for (const SmSample& s : some) {
-      const auto [dx, dy] = point(s);
-      x += dx, y += dy, xx += dx * dx, xy += dx * dy;
+    std::vector<std::vector<Point>> calls;
+    for (std::size_t n = 0; n < some.size(); ++n) {
+      if (n == 0 || difference(some[n].ns, some[n - 1].ns) > kBetweenCallsNs) calls.emplace_back();
+      calls.back().push_back(
+          {difference(some[n].clock, some[0].clock), difference(some[n].ns, some[0].ns)});
     }
-    const auto n = static_cast<double>(some.size());
-    const double determinant = n * xx - x * x;
-    if (determinant <= 0) continue;
-    const double slope = (n * xy - x * y) / determinant, offset = (y - slope * x) / n;
+    const auto mean = [](const std::vector<Point>& points) {
+      Point m{0, 0};
+      for (const Point& p : points) m.x += p.x, m.y += p.y;
+      const auto n = static_cast<double>(points.size());
+      return Point{m.x / n, m.y / n};
+    };
+    double xx = 0, xy = 0;
+    for (const auto& points : calls)
+      for (const Point m = mean(points); const Point& p : points)
+        xx += (p.x - m.x) * (p.x - m.x), xy += (p.x - m.x) * (p.y - m.y);
+    const double slope = xx > 0 ? xy / xx : 0;
     if (slope <= 0) continue;
-    lines_[sm] = {first.clock, since_base(first.ns) + offset, slope};
-    for (const SmSample& s : some) {
-      const auto [dx, dy] = point(s);
-      residual_ns = std::max(residual_ns, std::abs(offset + slope * dx - dy));
-    }
+    for (const auto& points : calls)
+      for (const Point m = mean(points); const Point& p : points)
+        residual_ns = std::max(residual_ns, std::abs(p.y - m.y - slope * (p.x - m.x)));
+    const Point m = mean(calls.front());
+    lines_[sm] = {some[0].clock, since_base(some[0].ns) + m.y - slope * m.x, slope};
     mhz += 1000 / slope;
   }
   if (!lines_.empty()) mhz /= static_cast<double>(lines_.size());
@@ -57,6 +70,10 @@ double SmClocks::ns(std::uint32_t sm, std::uint64_t clock, std::uint64_t known_c
     return since_base(known_ns) + difference(clock, known_clock) * (mhz > 0 ? 1000 / mhz : 1);
   const Line& l = line->second;
   return l.ns + difference(clock, l.clock) * l.ns_per_cycle;
+}
+
+void SmClocks::shift(std::uint32_t sm, double by_ns) {
+  if (const auto line = lines_.find(sm); line != lines_.end()) line->second.ns += by_ns;
 }
 
 }  // namespace attn

@@ -103,8 +103,9 @@ void TimelineRecorder::print_measured() const {
                "it takes ***\n",
                100 * kMostCost);
   fmt::print("timeline: SM clocks of {:.0f} MHz, mapped to %globaltimer, which changes by {:.0f} "
-             "ns; residual up to {:.0f} ns, {:.0f} ns at the begin of blocks\n",
-             m.clock_mhz, m.resolution_ns, m.residual_ns, m.of.begins_off_ns);
+             "ns; residual up to {:.0f} ns; moved by up to {:.0f} ns to the begin of blocks, then "
+             "{:.0f} ns off there\n",
+             m.clock_mhz, m.resolution_ns, m.residual_ns, m.of.moved_ns, m.of.begins_off_ns);
   fmt::print("timeline: {} SMs: busy {:.0f} %, waiting {:.0f} %, idle {:.0f} % of the time\n",
              m.of.sms, 100 * m.of.shares.busy, 100 * m.of.shares.waiting,
              100 * m.of.shares.idle);

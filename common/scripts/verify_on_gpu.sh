@@ -14,9 +14,10 @@
 #   peers      PyTorch's backends and the steps, alternating             -> peers.CHAPTER*.jsonl
 #   counters   ncu over one launch of every step                         -> CHAPTER.counters.csv
 #   compiler   registers, stack and SASS instructions of every kernel    -> compiler.CHAPTER.txt
+#   calls      host time of calls of libattention, from C++ and PyTorch  -> calls.common.txt
 #
 # Without PART all parts run, without CHAPTER all chapters. Parts that belong to no chapter, the
-# tests of common/ and access, use the name common. The problems of each chapter are in
+# tests of common/, access and calls, use the name common. The problems of each chapter are in
 # gpu_problems.sh.
 #
 # Every line records the GPU, the clocks and the code that it was measured with (attn_report
@@ -69,26 +70,26 @@ while [ $# -gt 0 ]; do
     --changed) changed=1; shift ;;
     --only) only=${2:-}; [ -n "$only" ] || die 2 "--only: its value is missing"; shift 2 ;;
     --out) out=${2:-}; [ -n "$out" ] || die 2 "--out: its value is missing"; shift 2 ;;
-    tests|large|sanitizer|access|times|peers|counters|compiler) parts+=("$1"); shift ;;
+    tests|large|sanitizer|access|times|peers|counters|compiler|calls) parts+=("$1"); shift ;;
     common) chapters+=("$1"); shift ;;
     *)
       chapter=${1%/}
       case " ${all_chapters[*]} " in
         *" $chapter "*) ;;
         *) die 2 "$1: must be --out DIR, --seconds N, --changed, --only PATTERN, a part \
-(tests, large, sanitizer, access, times, peers, counters, compiler) or a chapter \
+(tests, large, sanitizer, access, times, peers, counters, compiler, calls) or a chapter \
 (common, ${all_chapters[*]})" ;;
       esac
       chapters+=("$chapter"); shift ;;
   esac
 done
-[ ${#parts[@]} -gt 0 ] || parts=(tests large sanitizer access times peers counters compiler)
+[ ${#parts[@]} -gt 0 ] || parts=(tests large sanitizer access times peers counters compiler calls)
 [ ${#chapters[@]} -gt 0 ] || chapters=(common "${all_chapters[@]}")
 
 # The parts that a chapter has.
 parts_of() {
   case $1 in
-    common) echo "tests access" ;;
+    common) echo "tests access calls" ;;
     *) echo "tests large sanitizer times peers counters compiler" ;;
   esac
 }
@@ -318,6 +319,9 @@ for unit in "${units[@]}"; do
     times) log=; times_of "$chapter" || failed=1 ;;
     peers) log=; peers_of_chapter "$chapter" || failed=1 ;;
     counters) log=; counters_of "$chapter" || failed=1 ;;
+    calls)
+      ATTN_LIBRARY=build/release/lib/libattention.so python3 -B common/scripts/call_overhead.py \
+        --bench "$bin/bench_api" 2>&1 | tee "$out/$log" || failed=1 ;;
     compiler) common/scripts/compiler_report.sh "$bin/$chapter" >"$out/$log" || failed=1 ;;
   esac
   verdict=passed

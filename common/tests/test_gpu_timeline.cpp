@@ -29,7 +29,7 @@ class Rings {
   }
   // `clock` cycles at kEpoch + `ns`, at `ns_per_cycle`.
   void sm(std::uint32_t sm, std::uint64_t clock, double ns_per_cycle) {
-    for (const std::uint64_t cycles : {0, 5000, 100'000})
+    for (const std::uint64_t cycles : {0, 2000, 5000, 100'000, 104'000})
       launch.samples.push_back(
           {sm, 32, clock + cycles,
            kEpoch + static_cast<std::uint64_t>(static_cast<double>(cycles) * ns_per_cycle)});
@@ -116,10 +116,39 @@ TEST_CASE("clocks of SMs that differ in offset and rate are mapped to one time",
   CHECK(clocks.resolution_ns == 32);
 }
 
+TEST_CASE("a clock that stood still before the launch is mapped by the begin of its blocks",
+          "[timeline]") {
+  Rings r(2, 1);
+  r.sm(0, 0, 1.0);
+  r.sm(1, 0, 1.0);
+  r.begin(0, 0, 0, 1000, 1000);
+  r.add(RecordKind::block_wait, 0, 10, 20);
+  r.begin(1, 0, 1, 1000 - 700, 1000);  // it stood for 700 ns
+  r.add(RecordKind::block_wait, 0, 30, 50);
+  const GpuTimeline t = r.convert();
+  const auto waits = r.named("X", "__syncthreads");
+  REQUIRE(waits.size() == 2);
+  CHECK(ns(waits[0]) == Approx(10));
+  CHECK(ns(waits[1]) == Approx(30));
+  CHECK(t.moved_ns == Approx(700).margin(1));
+  CHECK(t.begins_off_ns < 1);
+}
+
+TEST_CASE("the rate of a clock is not changed by the time for which it stood still",
+          "[timeline]") {
+  Rings r(1, 1);
+  r.sm(0, 0, 1.0);
+  for (SmSample& s : r.launch.samples)
+    if (s.clock >= 100'000) s.ns += 50'000;
+  const SmClocks clocks(r.launch.samples);
+  CHECK(clocks.mhz == Approx(1000));
+  CHECK(clocks.residual_ns < 1);
+}
+
 TEST_CASE("a clock that changes its rate shows in the residual", "[timeline]") {
   Rings r(1, 1);
   r.sm(0, 0, 1.0);
-  r.launch.samples[2].ns += 500;
+  r.launch.samples[1].ns += 500;
   CHECK(SmClocks(r.launch.samples).residual_ns > 10);
 }
 

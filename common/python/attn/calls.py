@@ -296,7 +296,7 @@ class Repeated:
                             y.shape == x.shape and y.dtype == x.dtype), None) for _, x in outputs]
         self._empty = [functools.partial(torch.empty, tuple(x.shape), dtype=x.dtype,
                                          device=of.owner.device) for _, x in outputs]
-        self._unread = {}  # stream -> the last output, where nobody asked for it
+        self._unread = {}  # stream -> the last output of calls that do not want it
         # For workspaces: the device without the tensor.
         self._of = arrays.View("", 0, (), (), of.dtype, of.device,
                                torch.empty(0, device=of.owner.device), "torch")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Each step of a chapter takes the problem that gpu_problems.sh profiles it with. Nothing is launched
-# (--check off).
+# Each step of a chapter takes the problem that gpu_problems.sh profiles it with. Nothing is
+# launched (--check off).
 #   gpu_problems.sh ROOT BIN CHAPTER
 set -euo pipefail
 cd "$1"
