@@ -5,8 +5,8 @@
 //           dK = dS^T Q, where D = rowsum(P dP) = rowsum(dO O). P and dP are full matrices in
 //           HBM.
 // why       The gradients by the chain rule, as the formulas state them.
-// expect    Four GEMMs of N^2 d instead of two, and the memory of training grows with N^2: P stays
-//           in HBM between the passes.
+// expect    Four GEMMs of N^2 d instead of two. Training memory grows with N^2, because P stays in
+//           HBM between the passes.
 // supports  fp32, fp16, bf16; any lengths, head dims, masks, GQA
 #include "attn/kernel.h"
 

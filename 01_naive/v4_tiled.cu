@@ -20,8 +20,8 @@ struct Config {
   static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // longest row kept in shared memory
 };
 
-// Tile rows along k (A, and B of the scores) are padded by one float, so that row r starts in bank
-// r % 32 and the threads along x read a column without bank conflicts.
+// Tile rows are padded by one float, so that row r starts in bank r % 32. The B tile of the scores
+// needs it: its threads along x read a column, without bank conflicts.
 constexpr int kRowStride = Config::kBlockK + 1;
 constexpr int tile_index(int row, int k) { return row * kRowStride + k; }
 static_assert(shared_access([](int lane) { return 4 * tile_index(lane % Config::kThreadsX, 0); }, 4)

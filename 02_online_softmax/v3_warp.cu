@@ -1,8 +1,8 @@
 // v3_warp: warp-shuffle merge and 16-byte loads.
 //
 // parent    v2_online
-// change    Five shuffles merge the states of a warp, and one exchange through shared memory merges
-//           the warps. A load fetches 16 bytes; its 8 (fp32: 4) elements share one rescale.
+// change    Five rounds of shuffles merge the states of a warp, and one exchange through shared
+//           memory merges the warps. A load fetches 16 bytes; its 8 (fp32: 4) elements share one rescale.
 // why       The merge is associative and commutative, so any tree is correct. 2-byte loads need 8
 //           times as many instructions for the same bytes.
 // expect    Fewer load instructions, fewer stalls on barriers, the same bytes. ncu:

@@ -128,9 +128,9 @@ __global__ void __launch_bounds__(Config::kThreads)
             for (int i = 0; i < 4; ++i) {
               const int key = key0 + score_key + 8 * n + quad_col + i % 2;
               // rightmost key visible to this row under a causal mask
-              const int row_minus_col = diagonal + 16 * m + 8 * (i / 2) + quad_row;
-              if (key < row_minus_col - shape.window_left ||
-                  key > row_minus_col + shape.window_right || key >= shape.seqlen_k)
+              const int row_diagonal = diagonal + 16 * m + 8 * (i / 2) + quad_row;
+              if (key < row_diagonal - shape.window_left ||
+                  key > row_diagonal + shape.window_right || key >= shape.seqlen_k)
                 s[m][n][i] = -INFINITY;
             }
       }

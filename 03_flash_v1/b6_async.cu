@@ -1,7 +1,8 @@
 // b6_async: cp.async with two stages of Q and dO.
 //
 // parent    b5_tensor_core
-// change    The copies of the next rows of Q and dO are in flight during the MMAs of these rows.
+// change    The copies of the next rows of Q and dO are in flight during the MMAs of the current
+//           rows.
 // why       In the parent no warp computes while a row tile is loaded.
 // expect    smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio falls.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
@@ -160,9 +161,9 @@ __global__ void __launch_bounds__(Config::kThreads)
             for (int i = 0; i < 4; ++i) {
               const int key = key0 + score_key + 8 * n + quad_col + i % 2;
               // rightmost key visible to this row under a causal mask
-              const int row_minus_col = diagonal + 16 * m + 8 * (i / 2) + quad_row;
-              if (key < row_minus_col - shape.window_left ||
-                  key > row_minus_col + shape.window_right || key >= shape.seqlen_k)
+              const int row_diagonal = diagonal + 16 * m + 8 * (i / 2) + quad_row;
+              if (key < row_diagonal - shape.window_left ||
+                  key > row_diagonal + shape.window_right || key >= shape.seqlen_k)
                 s[m][n][i] = -INFINITY;
             }
       }
