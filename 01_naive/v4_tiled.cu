@@ -24,6 +24,7 @@ struct Config {
 // needs it: its threads along x read a column, without bank conflicts.
 constexpr int kRowStride = Config::kBlockK + 1;
 constexpr int tile_index(int row, int k) { return row * kRowStride + k; }
+// shared_access(byte offset of each lane, bytes per lane)
 static_assert(shared_access([](int lane) { return 4 * tile_index(lane % Config::kThreadsX, 0); }, 4)
                       .conflicts() == 0,
               "the threads along x read one column of a tile");
@@ -31,7 +32,7 @@ static_assert(shared_access([](int lane) { return 4 * tile_index(lane % Config::
 struct SharedStorage {
   float sA[Config::kBlockM * kRowStride];  // [kBlockM, kBlockK]
   float sB[Config::kBlockN * kRowStride];  // [kBlockN, kBlockK] or [kBlockK, kBlockN]
-  ATTN_MEMBERS(SharedStorage, sA, sB)
+  ATTN_MEMBERS(SharedStorage, sA, sB)  // names for the emulator's messages
 };
 
 // Loads an element as float; elements outside the matrix are 0. `rows`, `columns`: its extents.

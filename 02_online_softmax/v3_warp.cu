@@ -13,7 +13,7 @@
 
 namespace ATTN_BACKEND::v3_warp {
 using namespace attn;
-using namespace softmax_vectors;  // Vector, load, store, quotient (y of an x): kernels/vectors.h
+using namespace softmax_vectors;  // Vector, load, store, quotient (exp(x - max) / sum): kernels/vectors.h
 
 struct Config {
   static constexpr int kThreads = 256, kWarps = kThreads / 32;

@@ -7,7 +7,7 @@
 // why       The recurrence rescales any sum of exp(x - m) terms, scalar or vector. Chapter 03 does
 //           the same for tiles of queries.
 // expect    Memory does not grow with seqlen_q * seqlen_k. Each query reads all of K and V:
-//           lts__t_bytes.sum grows with seqlen_q.
+//           the bytes of L2 (lts__t_bytes.sum) grow with seqlen_q.
 // supports  fp32, fp16, bf16; head dims up to 256; any lengths, masks, GQA
 // source    Rabe and Staats 2021 (arXiv 2112.05682), section 2
 #include "attn/kernel.h"

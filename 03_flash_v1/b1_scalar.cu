@@ -87,7 +87,7 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
   const int tid = threadIdx.x;
   const int64_t bh_kv = blockIdx.x, k0 = bh_kv * shape.seqlen_k;
   const int group = shape.heads / shape.kv_heads;
-  const float kept = 1 - float(shape.dropped) / 256;  // shape.dropped: chance in 1/256
+  const float kept = 1 - float(shape.dropped) / 256;  // shape.dropped: probability in 1/256
 
   for (int n_block = 0; n_block * block_n < shape.seqlen_k; ++n_block) {  // line 6
     const int key0 = n_block * block_n;
@@ -100,9 +100,9 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
     for (int64_t bh = bh_kv * group; bh < (bh_kv + 1) * group; ++bh) {
       const int64_t q0 = bh * shape.seqlen_q;
       for (int row0 = 0; row0 < shape.seqlen_q; row0 += block_m) {  // line 9
-        const KvBlockRange q_range = kv_block_range(shape, row0, block_m, block_n);
-        if (n_block < q_range.begin || n_block >= q_range.end) continue;
-        const bool first = n_block == q_range.begin, last = n_block + 1 == q_range.end;
+        const KvBlockRange kv_range = kv_block_range(shape, row0, block_m, block_n);
+        if (n_block < kv_range.begin || n_block >= kv_range.end) continue;
+        const bool first = n_block == kv_range.begin, last = n_block + 1 == kv_range.end;
         __syncthreads();  // all threads have read P, dS and the previous rows
         load_tile(sQ, gQ + q0 * d, row0, block_m, shape.seqlen_q, d, stride);  // line 10
         load_tile(sO, gO + q0 * d, row0, block_m, shape.seqlen_q, d, stride);

@@ -75,7 +75,7 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
   const int64_t bh_kv = blockIdx.x, k0 = bh_kv * shape.seqlen_k;
   const int group = shape.heads / shape.kv_heads;
   const int num_m_blocks = ceil_div(shape.seqlen_q, block_m);
-  const float kept = 1 - float(shape.dropped) / 256;  // shape.dropped: chance in 1/256
+  const float kept = 1 - float(shape.dropped) / 256;  // shape.dropped: probability in 1/256
 
   for (int n_block = 0; n_block * block_n < shape.seqlen_k; ++n_block) {  // line 6
     const int key0 = n_block * block_n;
@@ -83,8 +83,8 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
     const auto next_visit = [&](int visit) {
       for (; visit < group * num_m_blocks; ++visit) {
         const int row0 = visit % num_m_blocks * block_m;
-        const KvBlockRange q_range = kv_block_range(shape, row0, block_m, block_n);
-        if (q_range.begin <= n_block && n_block < q_range.end) break;
+        const KvBlockRange kv_range = kv_block_range(shape, row0, block_m, block_n);
+        if (kv_range.begin <= n_block && n_block < kv_range.end) break;
       }
       return visit;
     };
@@ -107,8 +107,8 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
     for (int visit = next_visit(0); visit < group * num_m_blocks; visit = next_visit(visit + 1)) {
       const int m_block = visit % num_m_blocks, row0 = m_block * block_m;
       const int64_t bh = bh_kv * group + visit / num_m_blocks, q0 = bh * shape.seqlen_q;
-      const KvBlockRange q_range = kv_block_range(shape, row0, block_m, block_n);
-      const bool first = n_block == q_range.begin, last = n_block + 1 == q_range.end;
+      const KvBlockRange kv_range = kv_block_range(shape, row0, block_m, block_n);
+      const bool first = n_block == kv_range.begin, last = n_block + 1 == kv_range.end;
       __syncthreads();  // all threads have read P, dS and the previous rows
       load_rows(visit);
       __syncthreads();  // the rows, K and V are visible

@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     const auto next_visit = [&](int visit) {
       for (; visit < group * num_m_blocks; ++visit) {
         const int row0 = visit % num_m_blocks * kBlockM;
-        const KvBlockRange q_range = kv_block_range(shape, row0, kBlockM, kBlockN);
-        if (q_range.begin <= n_block && n_block < q_range.end) break;
+        const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
+        if (kv_range.begin <= n_block && n_block < kv_range.end) break;
       }
       return visit;
     };
@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     for (int visit = next_visit(0); visit < group * num_m_blocks; visit = next_visit(visit + 1)) {
       const int m_block = visit % num_m_blocks, row0 = m_block * kBlockM;
       const int64_t bh = bh_kv * group + visit / num_m_blocks, q0 = bh * shape.seqlen_q;
-      const KvBlockRange q_range = kv_block_range(shape, row0, kBlockM, kBlockN);
-      const bool first = n_block == q_range.begin, last = n_block + 1 == q_range.end;
+      const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
+      const bool first = n_block == kv_range.begin, last = n_block + 1 == kv_range.end;
       __syncthreads();  // all threads have read P, dS and the previous rows
       load_rows(visit);
       __syncthreads();  // the rows, K and V are visible

@@ -77,8 +77,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     const auto next_visit = [&](int visit) {
       for (; visit < group * num_m_blocks; ++visit) {
         const int row0 = visit % num_m_blocks * kBlockM;
-        const KvBlockRange q_range = kv_block_range(shape, row0, kBlockM, kBlockN);
-        if (q_range.begin <= n_block && n_block < q_range.end) break;
+        const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
+        if (kv_range.begin <= n_block && n_block < kv_range.end) break;
       }
       return visit;
     };
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       smem.sD[tid] = inside ? gD[q0 + row0 + tid] : 0;
     };
 
-    // (2) Load K_j, V_j. D, phase (1), comes from dot_kernel.
+    // (1) is dot_kernel, which has computed D. (2) Load K_j and V_j.
     __syncthreads();  // all warps have read the previous K and V
     load_tile<kBlockN, Config>(smem.sK, gK + k0 * kHeadDim, key0, shape.seqlen_k);
     load_tile<kBlockN, Config>(smem.sV, gV + k0 * kHeadDim, key0, shape.seqlen_k);
@@ -104,8 +104,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     for (int visit = next_visit(0); visit < group * num_m_blocks; visit = next_visit(visit + 1)) {
       const int m_block = visit % num_m_blocks, row0 = m_block * kBlockM;
       const int64_t bh = bh_kv * group + visit / num_m_blocks, q0 = bh * shape.seqlen_q;
-      const KvBlockRange q_range = kv_block_range(shape, row0, kBlockM, kBlockN);
-      const bool first = n_block == q_range.begin, last = n_block + 1 == q_range.end;
+      const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
+      const bool first = n_block == kv_range.begin, last = n_block + 1 == kv_range.end;
       constexpr int kTiles = Config::kScoreRows / 16;
       __syncthreads();  // all threads have read P, dS and the previous rows
       load_rows(visit);
@@ -145,9 +145,9 @@ __global__ void __launch_bounds__(Config::kThreads)
         for (int r = 0; r < 2; ++r) {
           const int row = score_row + 16 * m + 8 * r + quad_row;
           const float lse_log2 = smem.sLse[row], row_dot = smem.sD[row];
-          // Dropout: the forward pass's 16 bytes for this lane's columns of 64 keys; those of this
-          // warp's keys start at byte score_key % 64 / 4. A byte below shape.dropped (chance in
-          // 1/256) drops its element.
+          // Dropout: a call gives 16 bytes for this row and 64 keys, one for each key of this
+          // lane: 2 of every 8. Those of this warp's keys start at byte score_key % 64 / 4. A byte
+          // below shape.dropped (in 1/256) drops its element.
           PhiloxBits bits{};
           if constexpr (kDropout)
             bits = dropout_bits(seed, bh, row0 + row, (key0 + score_key) / 64, lane_id % 4);

@@ -47,6 +47,7 @@ __device__ void load_tile_async(Element* tile, const Element* g, int row0, int r
   for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
     const int r = i / kVectors, c = i % kVectors * 8;
     const bool inside = row0 + r < rows;
+    // Copies 16 bytes, or none past the end of the rows; the others become 0.
     cp_async_16(tile + swizzled_offset<Config::kHeadDim>(r, c),
                 inside ? g + int64_t{row0 + r} * Config::kHeadDim + c : g, inside ? 16 : 0);
   }
@@ -90,8 +91,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     const auto next_visit = [&](int visit) {
       for (; visit < group * num_m_blocks; ++visit) {
         const int row0 = visit % num_m_blocks * kBlockM;
-        const KvBlockRange q_range = kv_block_range(shape, row0, kBlockM, kBlockN);
-        if (q_range.begin <= n_block && n_block < q_range.end) break;
+        const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
+        if (kv_range.begin <= n_block && n_block < kv_range.end) break;
       }
       return visit;
     };
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       smem.sD[stage][tid] = next_dot;
     };
 
-    // (2) Issue K_j, V_j and the first rows.
+    // (1) is dot_kernel. (2) Issue the copies of K_j, V_j and the first rows of Q and dO.
     int visit = next_visit(0), stage = 0;
     __syncthreads();  // all warps have read the previous K and V
     if (visit < group * num_m_blocks) {  // else these keys are masked for all rows
@@ -130,8 +131,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     for (int following; visit < group * num_m_blocks; visit = following, stage ^= 1) {
       const int m_block = visit % num_m_blocks, row0 = m_block * kBlockM;
       const int64_t bh = bh_kv * group + visit / num_m_blocks, q0 = bh * shape.seqlen_q;
-      const KvBlockRange q_range = kv_block_range(shape, row0, kBlockM, kBlockN);
-      const bool first = n_block == q_range.begin, last = n_block + 1 == q_range.end;
+      const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
+      const bool first = n_block == kv_range.begin, last = n_block + 1 == kv_range.end;
       constexpr int kTiles = Config::kScoreRows / 16;
       cp_async_wait<0>();
       __syncthreads();  // the rows are visible; all warps have read P, dS and the other stage
@@ -173,9 +174,9 @@ __global__ void __launch_bounds__(Config::kThreads)
         for (int r = 0; r < 2; ++r) {
           const int row = score_row + 16 * m + 8 * r + quad_row;
           const float lse_log2 = smem.sLse[stage][row], row_dot = smem.sD[stage][row];
-          // Dropout: the forward pass's 16 bytes for this lane's columns of 64 keys; those of this
-          // warp's keys start at byte score_key % 64 / 4. A byte below shape.dropped (chance in
-          // 1/256) drops its element.
+          // Dropout: a call gives 16 bytes for this row and 64 keys, one for each key of this
+          // lane: 2 of every 8. Those of this warp's keys start at byte score_key % 64 / 4. A byte
+          // below shape.dropped (in 1/256) drops its element.
           PhiloxBits bits{};
           if constexpr (kDropout)
             bits = dropout_bits(seed, bh, row0 + row, (key0 + score_key) / 64, lane_id % 4);

@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   const auto next_visit = [&](int visit) {
     for (; visit < group * num_m_blocks; ++visit) {
       const int row0 = visit % num_m_blocks * kBlockM;
-      const KvBlockRange q_range = kv_block_range(shape, row0, kBlockM, kBlockN);
-      if (q_range.begin <= n_block && n_block < q_range.end) break;
+      const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
+      if (kv_range.begin <= n_block && n_block < kv_range.end) break;
     }
     return visit;
   };
@@ -173,9 +173,9 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int r = 0; r < 2; ++r) {
         const int row = score_row + 16 * m + 8 * r + quad_row;
         const float lse_log2 = smem.sLse[stage][row], row_dot = smem.sD[stage][row];
-        // Dropout: the forward pass's 16 bytes for this lane's columns of 64 keys; those of this
-        // warp's keys start at byte score_key % 64 / 4. A byte below shape.dropped (chance in
-        // 1/256) drops its element.
+        // Dropout: a call gives 16 bytes for this row and 64 keys, one for each key of this
+        // lane: 2 of every 8. Those of this warp's keys start at byte score_key % 64 / 4. A byte
+        // below shape.dropped (in 1/256) drops its element.
         PhiloxBits bits{};
         if constexpr (kDropout)
           bits = dropout_bits(seed, bh, row0 + row, (key0 + score_key) / 64, lane_id % 4);

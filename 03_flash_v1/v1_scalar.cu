@@ -73,7 +73,7 @@ __global__ void attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
   const Element* k = gK + bh_kv * shape.seqlen_k * shape.head_dim;  // [seqlen_k, d]
   const Element* v = gV + bh_kv * shape.seqlen_k * shape.head_dim;  // [seqlen_k, d]
   const int causal_offset = shape.seqlen_k - shape.seqlen_q;
-  const float kept = 1 - float(shape.dropped) / 256;  // shape.dropped: chance in 1/256
+  const float kept = 1 - float(shape.dropped) / 256;  // shape.dropped: probability in 1/256
 
   for (int n_block = 0; n_block * block_n < shape.seqlen_k; ++n_block) {  // line 5
     const int key0 = n_block * block_n;

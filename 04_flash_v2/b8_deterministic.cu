@@ -347,7 +347,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 // H200). At most one per key tile, and at most max(8, at_once / heads).
 //! [slices]
 int slices_of(const Problem& p, int num_n_blocks, int blocks_per_sm) {
-  constexpr int64_t kMost = 8;  // bounds the memory: 16 times the bytes of dQ
+  constexpr int64_t kMost = 8;  // beyond one full wave: 16 times the bytes of dQ
   const int64_t at_once = 132 * blocks_per_sm;  // concurrent blocks
   const int64_t heads = p.batch * p.kv_heads;
   const int64_t most = std::min<int64_t>(num_n_blocks, std::max(kMost, at_once / heads));

@@ -2,12 +2,14 @@
 //
 // parent    v10_l2_order
 // change    Each warp writes O, rounded, to its own rows of sQ (Q is no longer needed) and reads it
-//           back as 16-byte chunks. Eight lanes then store 128 contiguous bytes of a row. The
-//           swizzle of v7, now in swizzle.h, keeps these writes and reads free of bank conflicts.
+//           back as 16-byte chunks. Eight lanes then store 128 contiguous bytes of a row (d=32:
+//           four lanes, 64 bytes). The swizzle of v7, now in swizzle.h, keeps these writes and
+//           reads free of bank conflicts.
 // why       In the accumulator layout a quad holds 16 bytes of a row: a store instruction writes
 //           half a sector in each of eight rows.
-// expect    Sectors per store request of O: 8 to 16. With the stores of lse,
-//           l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum over its requests: 7.6 to 13.0.
+// expect    A store request of O writes 16 sectors instead of 8, all of them whole. With the stores
+//           of lse, l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum over its requests grows from 7.6
+//           to 13.0.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; softmax_scale >= 1e-37
 #include <algorithm>
 
@@ -238,7 +240,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
 
   if (threadIdx.x == 0) smem.sequence = sequence, smem.row0 = row0;
-  // (1) Issue Q_i, which stays, and the first K_j.
+  // (1) Issue the copies of Q_i, which stays in shared memory, and of the first K_j.
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
   if (kv_range.begin < kv_range.end) {
     load_tile<kBlockM, Config>(smem.sQ, q, sequence.seqlen_q - row0);
@@ -330,7 +332,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       process_kv_block(n_block, std::true_type{});
   //! [loops]
 
-  // (7) O = O / l, once. (8) Store lse, and O by way of this warp's rows of sQ.
+  // (6), the exchange of partial O, ended with v2. (7) O = O / l, once. (8) Store lse, and O by way
+  // of this warp's rows of sQ.
   //! [finish]
   const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
   char* const sO = reinterpret_cast<char*>(smem.sQ + warp_rows * kHeadDim);  // [kWarpRows, d]

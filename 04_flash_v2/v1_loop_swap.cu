@@ -50,6 +50,7 @@ __host__ __device__ constexpr int swizzled_offset(int row, int col) {
 template <int kHeadDim>
 constexpr bool free_of_conflicts() {
   for (int col = 0; col < kHeadDim; col += 16)
+    // Arguments: the byte offset that lane l supplies, and the number of 8 x 8 matrices.
     if (ldmatrix_access(  // Q and V
             [=](int l) { return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8); }, 4)
                 .conflicts() > 0 ||
@@ -210,7 +211,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const auto row = [&](int m, int r) { return row0 + local_row(m, r); };
   const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
 
-  // (1) Issue Q_i, which stays.
+  // (1) Issue the copy of Q_i, which stays in shared memory.
   if (kv_range.begin < kv_range.end)
     load_tile<kBlockM, kThreads, Config>(smem.sQ, q, row0, shape.seqlen_q, threadIdx.x);
   float o[kTiles][kSlice / 8][4] = {};  // this warp's slice of columns, unnormalised

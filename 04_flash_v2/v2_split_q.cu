@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const auto row = [&](int m, int r) { return warp_row0 + 16 * m + 8 * r + quad_row; };
   const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
 
-  // (1) Issue Q_i, which stays.
+  // (1) Issue the copy of Q_i, which stays in shared memory.
   if (kv_range.begin < kv_range.end)
     load_tile<kBlockM, kThreads, Config>(smem.sQ, q, row0, shape.seqlen_q, threadIdx.x);
   float o[kTiles][kHeadDim / 8][4] = {};  // unnormalised

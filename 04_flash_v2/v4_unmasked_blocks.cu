@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const KvBlockRange kv_range =
       kv_block_range(shape, shape.seqlen_q, shape.seqlen_k, row0, kBlockM, kBlockN);
 
-  // (1) Issue Q_i, which stays, and the first K_j.
+  // (1) Issue the copies of Q_i, which stays in shared memory, and of the first K_j.
   if (kv_range.begin < kv_range.end) {
     load_tile<kBlockM, kThreads, Config>(smem.sQ, q, row0, shape.seqlen_q, threadIdx.x);
     load_tile<kBlockN, kThreads, Config>(smem.sK, k, kv_range.begin * kBlockN, shape.seqlen_k,

@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
 
   if (threadIdx.x == 0) smem.sequence = sequence, smem.row0 = row0;
-  // (1) Issue Q_i, which stays, and the first K_j.
+  // (1) Issue the copies of Q_i, which stays in shared memory, and of the first K_j.
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
   if (kv_range.begin < kv_range.end) {
     load_tile<kBlockM, Config>(smem.sQ, q, sequence.seqlen_q - row0);

@@ -108,13 +108,14 @@ int main(int argc, char** argv) {
     return benchmark::RegisterBenchmark(name.c_str(), function)
         ->Iterations(1000)->Repetitions(20)->ReportAggregatesOnly()->Unit(benchmark::kMicrosecond);
   };
-  for (const auto& [name, call] : {std::pair<std::string, api::Call>
-                                       {"04_flash_v2/v13_tuned", api::Call::forward},
-                                   {"04_flash_v2/b7_tuned", api::Call::backward},
-                                   {"05_flash_decoding/v14_unified_max", api::Call::decode},
-                                   {"06_flash_v3_hopper/v14_tuned", api::Call::forward},
-                                   {"06_flash_v3_hopper/b7_dependent_launches", api::Call::backward},
-                                   {"07_paged/v6_device_plan", api::Call::paged_decode}}) {
+  const std::pair<std::string, api::Call> calls[] = {
+      {"04_flash_v2/v13_tuned", api::Call::forward},
+      {"04_flash_v2/b7_tuned", api::Call::backward},
+      {"05_flash_decoding/v14_unified_max", api::Call::decode},
+      {"06_flash_v3_hopper/v14_tuned", api::Call::forward},
+      {"06_flash_v3_hopper/b7_dependent_launches", api::Call::backward},
+      {"07_paged/v6_device_plan", api::Call::paged_decode}};
+  for (const auto& [name, call] : calls) {
     if (!runs_here(*step_named(name).step)) continue;
     add("attn_run " + name, [=](benchmark::State& s) { run_plan(s, name, call); })->UseManualTime();
     add("launch " + name, [=](benchmark::State& s) { launch(s, name, call); })->UseManualTime();
