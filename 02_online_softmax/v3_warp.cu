@@ -2,7 +2,8 @@
 //
 // parent    v2_online
 // change    Five rounds of shuffles merge the states of a warp, and one exchange through shared
-//           memory merges the warps. A load fetches 16 bytes; its 8 (fp32: 4) elements share one rescale.
+//           memory merges the warps. A load fetches 16 bytes; its 8 (fp32: 4) elements share one
+//           rescale.
 // why       The merge is associative and commutative, so any tree is correct. 2-byte loads need 8
 //           times as many instructions for the same bytes.
 // expect    Fewer load instructions, fewer stalls on barriers, the same bytes. ncu:
@@ -13,7 +14,7 @@
 
 namespace ATTN_BACKEND::v3_warp {
 using namespace attn;
-using namespace softmax_vectors;  // Vector, load, store, quotient (exp(x - max) / sum): kernels/vectors.h
+using namespace softmax_vectors;  // Vector, load, store, quotient: kernels/vectors.h
 
 struct Config {
   static constexpr int kThreads = 256, kWarps = kThreads / 32;

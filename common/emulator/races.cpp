@@ -277,6 +277,12 @@ bool Races::put_off(std::size_t t, const char* what, const Where& where, Shadow&
   const std::uint32_t epoch = order_.now(t);
   if (shadow.turns.empty() || shadow.turns.back().who != who || shadow.turns.back().epoch != epoch)
     shadow.turns.push_back({who, epoch, block_[t], shadow.reads.size()});
+  else if (Shadow::Read& last = shadow.reads.back();
+           last.site == recent.site && last.first + last.bytes == first &&
+           last.bytes + bytes <= kMaxBytes) {  // a thread that reads its row: one entry for many
+    last.bytes += static_cast<std::uint32_t>(bytes) & 0xFF;
+    return true;
+  }
   shadow.reads.push_back({recent.site, static_cast<std::uint32_t>(first) & 0xFFFFFF,
                           static_cast<std::uint32_t>(bytes) & 0xFF});
   return true;

@@ -10,7 +10,8 @@ steps_like() {  # CHAPTER PATTERN
     NR > 1 && $1 ~ /^[a-z]+[0-9]/ && $1 ~ pattern { printf "%s%s", separator, $1; separator = "," }
     END { print separator == "" ? pattern : "" }'
 }
-all_steps() { steps_like "$1" . | tr , '\n'; }
+# Without those that need several GPUs (several_gpus.sh measures them).
+all_steps() { steps_like "$1" '^[^p]' | tr , '\n'; }
 operation_of() { "$bin/$1" --list | awk -v step="$2" '$1 == step { print $2; exit }'; }  # CHAPTER STEP
 
 # 33 lengths, uniform from 4096 to 16384.
@@ -517,6 +518,8 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen-q 70 --seqlen-k 33 --head-dim 40 --dtype fp32 --causal" ;;
     # Each head dim, several queries, splits without keys, an empty sequence; several row tiles, more
     # sequences than a warp has lanes.
+    05_flash_decoding/forward|05_flash_decoding/backward)
+      echo "--devices 0,0 --transport copies --seqlen 300 --heads 4 --kv-heads 2 --head-dim 64 --causal" ;;
     05_flash_decoding/*)
       echo "--batch 3 --seqused 700,0,1 --seqlen-k 700 --heads 4 --kv-heads 2 --head-dim 128" \
         "--inputs needle"

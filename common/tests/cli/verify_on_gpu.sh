@@ -189,7 +189,7 @@ PROGRAM_EXIT=1 run times 01_naive
 [[ $status -ne 0 ]] || fail "a step that failed"
 
 # ---- several calls add up ---------------------------------------------------------------------
-run tests large access
+run tests large access calls
 exits 0
 has "test_kernels [gpu]~[large]" "$calls"
 has "test_01_naive [large]" "$calls"
