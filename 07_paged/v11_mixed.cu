@@ -380,6 +380,7 @@ struct Preference {
   unsigned sm;
   int kind;  // 0: prefill, 1: decoding
 };
+//! [ex07f]
 __device__ __forceinline__ Preference preference_of_block(Tickets* tickets, const int* gCounts) {
   const unsigned sm = sm_id() % kCountedSms;
   const unsigned before = flag_add(&tickets->on_sm[sm], 1);
@@ -400,6 +401,7 @@ __device__ __forceinline__ int take_ticket(Tickets* tickets, const int* gCounts,
     tickets->taken[0] = tickets->taken[1] = tickets->gone = 0;
   return -1;
 }
+//! [ex07f]
 //! [tickets]
 
 template <class Element, class Config>

@@ -355,6 +355,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     consumer_release(smem.v_empty, kv.previous());
   };
+  //! [ex08e]
   // Waits for K of this block and reads its scale and that of Q (kept, it would occupy a register),
   // before this warp releases K.
   const auto wait_k = [&] {
@@ -376,6 +377,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     consumer_release(smem.k_empty, kv);
     if (n_block == kv_range.begin) release_q();
   };
+  //! [ex08e]
   const auto process_kv_block = [&](int n_block, auto masked) {
     mmas(n_block);
     softmax(n_block, masked);

@@ -107,7 +107,7 @@ function(attn_exercise_source out step_file exercise variant inc probe)
   get_filename_component(folder ${step_file} DIRECTORY)
   attn_replace_region(text found ${step_file} ${exercise} "${inc}")
   string(REPLACE "ATTN_BACKEND::${step}" "ATTN_BACKEND::${step}_${variant}" text "${text}")
-  string(REGEX REPLACE "\n *case (128|256): return launch<[^\n]*" "\n" text "${text}")
+  string(REGEX REPLACE "\n *case (128|256): return launch(_attention)?<[^\n]*" "\n" text "${text}")
   if(text MATCHES "dispatch_16bit")
     string(REPLACE "dispatch_16bit(" "dispatch_bf16(" text "${text}")
     string(FIND "${text}" "using namespace attn;\n" at)
@@ -241,10 +241,10 @@ ${code}
 endfunction()
 
 # attn_add_exercise(<chapter> <letter> KIND <fill|index|bughunt> STEP <step> [PREPARE <kernel>]
-#                   [TABLE <file>] [HEADERS <header> ...]),
+#                   [TABLE <file> ...] [HEADERS <header> ...]),
 # after attn_add_chapter. PREPARE: the kernel that runs once before the step: a file of kernels/ or
-# of SHARED, or <step>, whose file has a prepare(). TABLE: the file of host/ whose functions the
-# step's launch calls. HEADERS: of the chapter, one of which contains the region
+# of SHARED, or <step>, whose file has a prepare(). TABLE: the files of host/ whose functions the
+# launches call. HEADERS: of the chapter, one of which contains the region
 # (attn_exercise_source). Files in exercises/: <letter>.md, <letter>.stub.inc, <letter>.mutants,
 # optionally <letter>.probe.inc and <letter>.judge.inc. <letter>.mutants has wrong answers as
 # changes of the region (edit.awk). An entry whose name begins with "right" is another correct
@@ -255,7 +255,7 @@ endfunction()
 #   ex01a-diff   the student's step compared with the shipped one
 #   ctest        correct answers pass; the stub and each wrong one fail with exit status 1
 function(attn_add_exercise chapter letter)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "" "KIND;STEP;PREPARE;TABLE" "HEADERS")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "KIND;STEP;PREPARE" "TABLE;HEADERS")
   string(SUBSTRING ${chapter} 0 2 number)
   set(exercise ex${number}${letter})
   set(folder ${CMAKE_CURRENT_SOURCE_DIR}/exercises)
@@ -278,10 +278,9 @@ function(attn_add_exercise chapter letter)
   if(arg_PREPARE AND NOT arg_PREPARE STREQUAL arg_STEP)
     set(prepare "$<FILTER:${${chapter}_OBJECTS},INCLUDE,/${arg_PREPARE}\\.c>")
   endif()
-  if(arg_TABLE)
-    list(APPEND prepare
-         "$<FILTER:$<TARGET_OBJECTS:${chapter}_table>,INCLUDE,/${arg_TABLE}\\.c>")
-  endif()
+  foreach(file ${arg_TABLE})
+    list(APPEND prepare "$<FILTER:$<TARGET_OBJECTS:${chapter}_table>,INCLUDE,/${file}\\.c>")
+  endforeach()
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${step_file})
   set(region_file ${step_file})
   foreach(header ${arg_HEADERS})

@@ -36,6 +36,7 @@ std::vector<Problem> attention_cases(const Step& step, uint64_t seed) {
       p.head_dim = n % 2 == 0 ? 64 : 40;
       p.dtype = n % 3 == 2 ? DType::fp32 : DType::bf16;
       p.inputs = inputs;
+      if (quantises_to(step) != DType::bf16) p.dtype = quantises_to(step);
       if (takes(step, "dropout") && n % 5 == 2) p.dropout = 0.25;
       if (takes(step, "tree")) p.own["tree"] = {1}, p.seqlen_k = std::max(p.seqlen_q, p.seqlen_k);
       p.seed = seed + n++;
@@ -55,6 +56,7 @@ std::vector<Problem> attention_cases(const Step& step, uint64_t seed) {
     // begins after the first KV tile
     if (n % 3 == 1) p.window_left = 300, p.window_right = 40;
     p.inputs = n % 3 == 0 ? InputKind::needle : n % 3 == 1 ? InputKind::random : InputKind::peaked;
+    p.dtype = quantises_to(step);
     p.seed = seed + n++;
     if (takes(step, "tree")) p.own["tree"] = {1};
     p.finish();
@@ -62,6 +64,8 @@ std::vector<Problem> attention_cases(const Step& step, uint64_t seed) {
     p.head_dim = 64;
     if (!refusal(step, p)) all.push_back(p);
   }
+  // Each case of a step that quantises takes a second: those with the most blocks of keys first.
+  if (quantises_to(step) != DType::bf16) std::ranges::reverse(all);
   return all;
 }
 
@@ -205,10 +209,41 @@ std::vector<Problem> decode_cases(const Step& step, uint64_t seed) {
   return all;
 }
 
+// For a step with one launch for prefill and decoding: prompt chunks, sequences that decode, and
+// one without queries.
+std::vector<Problem> mixed_cases(const Step& step, uint64_t seed) {
+  struct Batch {
+    std::vector<int64_t> queries, keys;
+  };
+  const Batch batches[] = {{{70, 1, 0, 1}, {70, 203, 9, 65}},
+                           {{1, 130, 17, 3}, {391, 200, 17, 0}},
+                           {{5, 33}, {580, 33}},
+                           {{1, 1, 200, 2}, {129, 64, 300, 17}}};
+  std::vector<Problem> all;
+  uint64_t n = 0;
+  for (const auto& [queries, keys] : batches) {
+    Problem p;
+    p.varlen_q = queries, p.varlen_k = keys;
+    p.heads = 4, p.kv_heads = n % 2 == 0 ? 1 : 2;
+    p.head_dim = 64;
+    p.causal = n % 2 == 0;
+    p.own["page_size"] = {n % 2 == 0 ? 16.0 : 5.0};
+    p.inputs = n % 2 == 0 ? InputKind::random : InputKind::needle;
+    p.seed = seed + n++;
+    p.finish();
+    if (!refusal(step, p)) all.push_back(p);
+  }
+  return all;
+}
+
 std::vector<Problem> cases(const Step& step, uint64_t seed) {
   if (step.operation->few_queries > 0) return decode_cases(step, seed);
   if (step.operation->matrix) return row_cases(step, seed);
   std::vector<Problem> all = attention_cases(step, seed);
+  if (takes(step, "serial")) {
+    const std::vector<Problem> more = mixed_cases(step, seed);
+    all.insert(all.begin(), more.begin(), more.end());
+  }
   if (takes(step, "mask"))
     for (const auto& more : {canvas_cases(step, seed), column_cases(step, seed)})
       all.insert(all.end(), more.begin(), more.end());
@@ -233,26 +268,32 @@ Varied answered(const Step& step, const Problem& p, Backend backend, StudentProc
   Request request = request_for(step, p, backend);
   request.schedule += turn.value_or(0);
   request.quiet = turn.has_value();
-  request.inputs = draw(*step.operation, p).tensors;
+  add_inputs(request, step, p);
   return answer_of(step, p, request, student);
 }
 
-// For a step whose launch leaves data for the next launch: which of the two launches was wrong. It
-// is the second if a single launch is right.
+// For a step whose launch leaves data for the next launch: which of the three launches was wrong.
 std::string launch_text(const Step& step, const Problem& p, Backend backend,
                         StudentProcess& student) {
   Request request = request_for(step, p, backend);
   std::vector<std::string> kept;
   for (const Workspace& w : request.workspaces)
     if (w.saved) kept.push_back(w.name);
-  if (kept.empty() || !student.restart()) return "";
-  request.launches = 1, request.quiet = true;
-  request.inputs = draw(*step.operation, p).tensors;
-  if (answer_of(step, p, request, student).outcome != Varied::Outcome::pass)
-    return "the first of two launches is wrong";
-  return fmt::format(
-      "the first launch is right, the second is wrong: it begins with what the first left in {}",
-      fmt::join(kept, ", "));
+  if (kept.empty()) return "";
+  request.quiet = true;
+  add_inputs(request, step, p);
+  const auto passes = [&](int launches) {
+    request.launches = launches;
+    return answer_of(step, p, request, student).outcome == Varied::Outcome::pass;
+  };
+  if (!student.restart()) return "";
+  if (!passes(1)) return "the first launch is wrong";
+  if (!student.restart()) return "";
+  const bool third = passes(2);
+  return fmt::format("{} wrong: it begins with what {} left in {}",
+                     third ? "the first two launches are right, the third is"
+                           : "the first launch is right, the second is",
+                     third ? "they" : "the first", fmt::join(kept, ", "));
 }
 
 // The same problem with one change, in the emulator under three schedules.
@@ -317,6 +358,15 @@ Request request_for(const Step& step, const Problem& p, Backend backend) {
   r.input_specs = op.inputs(p);
   r.output_specs = op.outputs(p);
   return r;
+}
+
+void add_inputs(Request& request, const Step& step, const Problem& p) {
+  request.inputs = draw(*step.operation, p).tensors;
+  if (!step.plan) return;
+  for (auto& [name, tensor] : step.plan(p, request.inputs)) {
+    request.input_specs.push_back(tensor.spec);
+    request.inputs.emplace(name, std::move(tensor));
+  }
 }
 
 bool run_exercise(const Exercise& e, StudentProcess& student, uint64_t seed,

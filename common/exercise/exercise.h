@@ -44,6 +44,8 @@ const Step& shipped_step(const Exercise&);
 
 /// The request to run `p` in another process, without the inputs.
 Request request_for(const Step&, const Problem& p, Backend);
+/// Draws its inputs, and adds the tensors of the step's plan: the other process makes no plan.
+void add_inputs(Request&, const Step&, const Problem& p);
 
 /// Runs the program on the problems of an exercise (or only on problem `only`), on the emulator,
 /// and on the GPU if there is one. Prints each problem and stops at the first failure: position,

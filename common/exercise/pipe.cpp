@@ -51,6 +51,7 @@ json to_json(const Problem& p) {
           {"top_k", p.top_k},
           {"matrix", p.matrix},
           {"seqused_k", p.seqused_k},
+          {"varlen", {p.varlen_q, p.varlen_k}},
           {"own", p.own},
           {"seed", p.seed}};
 }
@@ -65,6 +66,7 @@ Problem problem(const json& j) {
   j.at("scale").get_to(p.softmax_scale), j.at("softcap").get_to(p.softcap),
       j.at("alibi").get_to(p.alibi);
   j.at("dropout").get_to(p.dropout), j.at("top_k").get_to(p.top_k), j.at("seed").get_to(p.seed);
+  j.at("varlen").at(0).get_to(p.varlen_q), j.at("varlen").at(1).get_to(p.varlen_k);
   j.at("matrix").get_to(p.matrix), j.at("seqused_k").get_to(p.seqused_k), j.at("own").get_to(p.own);
   return p;
 }

@@ -32,7 +32,9 @@ struct Request {
   std::string variant;  ///< version in the program
   Backend backend = Backend::emulated;
   uint64_t schedule = 0;  ///< seed of the emulator's schedule
-  int launches = 2;  ///< for a step with a workspace that one launch leaves to the next
+  /// For a step with a workspace that one launch leaves to the next. A third launch finds a counter
+  /// that the second no longer resets.
+  int launches = 3;
   bool quiet = false;  ///< hides the kernel's output from now on
   /// Its seed is set for dropout only: a kernel must not know how its inputs were drawn.
   Problem problem;

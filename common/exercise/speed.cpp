@@ -52,9 +52,8 @@ struct InputSet {
 
 InputSet input_set(const Step& step, uint64_t seed) {
   const Problem p = speed_problem(step, seed);
-  const Operation& op = *step.operation;
   InputSet set{request_for(step, p, Backend::gpu), {}, nullptr};
-  set.request.inputs = draw(op, p).tensors;
+  add_inputs(set.request, step, p);
   set.expected = expected_of(step, p, set.request.inputs, {.full = false, .budget = 2e7});
   return set;
 }

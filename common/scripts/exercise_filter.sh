@@ -33,8 +33,10 @@ if [[ $what = object ]]; then
   # For steps with masks of their own: owner of a list, the mask's index, the number of SMs.
   runtime+='|_ZN4attn(8lists_of|12list_strides)ERKNS_7ProblemE|__dynamic_cast'
   runtime+='|_ZN4attn(8gpu_info|12this_machine)Ev'
+  # For steps with a plan: the number of blocks that it is made for.
+  runtime+='|_ZN4attn5plans14planned_blocksERKNS_7ProblemE'
   runtime+='|_ZT[ISV]N4attn(7KeyMask|9BlockMask|12SlidingTiles|15ColumnIntervals)E'
-  runtime+='|_ZNK?4attn8emulator(5Block|8run_grid|12mma_m16n8k16|5wgmma).*'
+  runtime+='|_ZNK?4attn8emulator(5Block|8run_grid|12mma_m16n8k16|5wgmma|8wgmma_s8|10wgmma_e4m3).*'
   # Marks of timelines, in the step around the student's file.
   runtime+='|_ZN4attn8emulator(10(open_marks|begin_mark)|9end_marks|8end_mark).*'
   # Library calls of an unoptimised build, for debugging.
