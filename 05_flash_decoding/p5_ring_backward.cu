@@ -1,10 +1,9 @@
 // p5_ring_backward: K and V go around the ring; their gradients follow one hop behind.
 //
 // parent    06_flash_v3_hopper/b7_dependent_launches
-// change    The parent's backward pass on each pair of parts of p3's order, with the lse and O of all
-//           ranks.
-//           dK and dV in fp32 go to the next rank when this rank has added its share, and arrive at
-//           their owner after as many hops as there are ranks. dQ stays, in fp32.
+// change    The parent's backward pass on each pair of parts of p3's order, with the lse and O of
+//           all ranks. dK and dV in fp32 go to the next rank when this rank has added its share,
+//           and arrive at their owner after as many hops as there are ranks. dQ stays, in fp32.
 // why       With the lse of its own keys alone a rank's P would not be that of the whole softmax.
 //           Gradients travel while the next hop is computed.
 // expect    time: near compute alone, as p3_zigzag; three times its bytes per hop

@@ -519,7 +519,8 @@ sanitizer_problems() {  # CHAPTER OPERATION
     # Each head dim, several queries, splits without keys, an empty sequence; several row tiles, more
     # sequences than a warp has lanes.
     05_flash_decoding/forward|05_flash_decoding/backward)
-      echo "--devices 0,0 --transport copies --seqlen 300 --heads 4 --kv-heads 2 --head-dim 64 --causal" ;;
+      echo "--devices 0,0 --transport copies --seqlen 300 --heads 4 --kv-heads 2 --head-dim 64" \
+        "--causal" ;;
     05_flash_decoding/*)
       echo "--batch 3 --seqused 700,0,1 --seqlen-k 700 --heads 4 --kv-heads 2 --head-dim 128" \
         "--inputs needle"
