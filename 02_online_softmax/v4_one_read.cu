@@ -12,7 +12,7 @@
 
 namespace ATTN_BACKEND::v4_one_read {
 using namespace attn;
-using namespace softmax_vectors;  // Vector, load, store, quotient (y of an x): kernels/vectors.h
+using namespace softmax_vectors;  // Vector, load, store, quotient: kernels/vectors.h
 
 //! [maxsum]
 // Online softmax state of a set of scores: maximum m and sum l of exp(score - m).

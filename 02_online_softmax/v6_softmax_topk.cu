@@ -15,7 +15,7 @@
 
 namespace ATTN_BACKEND::v6_softmax_topk {
 using namespace attn;
-using namespace softmax_vectors;  // Vector, load, store, quotient (y of an x): kernels/vectors.h
+using namespace softmax_vectors;  // Vector, load: kernels/vectors.h
 
 struct Config {
   static constexpr int kThreads = 256, kWarps = kThreads / 32;

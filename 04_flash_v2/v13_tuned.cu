@@ -260,8 +260,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
     // (2) One stage: V_j is in flight during Q K^T. Two stages: K_j+1 and V_j+1 are in flight
-    // during the whole block. At most one cp.async group is in flight, so every wait waits for all
-    // groups.
+    // during the whole block. In this loop at most one cp.async group is in flight, so every wait
+    // is for all groups.
     cp_async_wait<0>();
     __syncthreads();  // K_j (and V_j) are visible; all warps have read V_j-1 (and K_j-1)
     if (kStages == 1) {

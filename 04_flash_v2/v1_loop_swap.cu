@@ -369,7 +369,7 @@ template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
-  // A dry run: the cost model only asks for the tiles.
+  // Asked by the cost model: B_r, B_c, heads per section, blocks per SM, rows masked together.
   if (args.report_tiling({Config::kBlockM, Config::kBlockN, num_heads, 1, Config::kGroupRows}))
     return Status::success();
   const ForwardParams<Element> params(args);

@@ -144,11 +144,11 @@ __device__ __forceinline__ KvBlockRange q_block_range(const Shape& shape, int se
                                                       int seqlen_k, int key0, int keys,
                                                       int block_m) {
   const int last = min(key0 + keys, seqlen_k) - 1, causal_offset = seqlen_k - seqlen_q;
-  // From the first row with the first key visible to the last row with the last key visible.
+  // Rows that see some key: from the first that sees the first key to the last that sees the last.
   const int begin = max(0, key0 - causal_offset - shape.window_right);
   const int end = min(seqlen_q, last - causal_offset + shape.window_left + 1);
   if (end <= begin) return {0, 0, 0, 0};  // no row: dK = dV = 0
-  // From the first row with the last key visible to the last row with the first key visible.
+  // Rows that see all keys: from the first that sees the last key to the last that sees the first.
   const int all_begin = max(0, last - causal_offset - shape.window_right);
   const int all_end = min(seqlen_q, key0 - causal_offset + shape.window_left + 1);
   KvBlockRange kv_range{begin / block_m, ceil_div(all_begin, block_m), 0, ceil_div(end, block_m)};
