@@ -1,10 +1,10 @@
 // b2_cublas: backward pass, cuBLAS for the four GEMMs.
 //
-// parent    v13_cublas (reads the P of its forward pass; same calls of cuBLAS; phases of b1_global)
+// parent    v13_cublas (reads the P of its forward pass; same cuBLAS calls; phases of b1_global)
 // change    cuBLAS computes dV, dP, dQ and dK; one kernel computes dS, one warp per row.
 // why       The sum over the query heads of a group (GQA) becomes part of the GEMM: the heads are
 //           adjacent in memory, so P^T dO runs over group * seqlen_q rows.
-// expect    The traffic of P, dP and dS limits the time: P and dS in 16 bits, dP in fp32.
+// expect    The traffic of P, dP and dS limits the time: P and dS in the input type, dP in fp32.
 // supports  fp32, fp16, bf16; any lengths, head dims, masks, GQA; dimensions below 2^31
 #include "attn/blas.h"
 #include "attn/kernel.h"

@@ -91,7 +91,7 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
 
   for (int n_block = 0; n_block * block_n < shape.seqlen_k; ++n_block) {  // line 6
     const int key0 = n_block * block_n;
-    __syncthreads();  // all warps have read the previous K and V
+    __syncthreads();  // all threads have stored the previous dK and dV
     load_tile(sK, gK + k0 * d, key0, block_n, shape.seqlen_k, d, stride);  // line 7: load K_j, V_j
     load_tile(sV, gV + k0 * d, key0, block_n, shape.seqlen_k, d, stride);
     // Line 8: dK_j = dV_j = 0; sdV follows sdK in memory.

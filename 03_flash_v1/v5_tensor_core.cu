@@ -4,7 +4,7 @@
 // change    One mma.m16n8k16 computes 16 x 8 scores over 16 elements of d. Its accumulators have
 //           the layout that a lane's scores already have. Two neighbouring accumulators of S,
 //           rounded and packed in pairs, are the A fragment of P V, so P stays in its lane.
-// why       Tensor cores are about 15 times as fast as FP32 units (H200, datasheet).
+// why       The tensor peak is 15 times the FP32 peak (H200 datasheet, for wgmma).
 // expect    sm__ops_path_tensor_src_bf16_dst_fp32 rises from 0. Left for chapter 04: the traffic
 //           of O, and the exchange between warps.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
@@ -72,7 +72,8 @@ struct SharedStorage {
 };
 
 // Swizzled offset of elements (row, col) and (row, col + 1) of a slice of sO. The 4 lanes of a row
-// store 32 contiguous bytes, and rows with equal col are spread over the banks.
+// store 32 contiguous bytes; from slices of 32 columns on, rows with equal col are spread over the
+// banks.
 template <class Config>
 __device__ int exchange_offset(int row, int col) {
   return row * Config::kSlice + ((col / 8) ^ (row % (Config::kSlice / 8))) * 8 + col % 8;

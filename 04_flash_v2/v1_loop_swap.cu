@@ -82,7 +82,8 @@ struct SharedStorage {
 };
 
 // Swizzled offset of elements (row, col) and (row, col + 1) of a slice of sO. The 4 lanes of a row
-// store 32 contiguous bytes, and rows with equal col are spread over the banks.
+// store 32 contiguous bytes; from slices of 32 columns on, rows with equal col are spread over the
+// banks.
 template <class Config>
 __device__ int exchange_offset(int row, int col) {
   return row * Config::kSlice + ((col / 8) ^ (row % (Config::kSlice / 8))) * 8 + col % 8;
@@ -369,7 +370,7 @@ template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
-  // Asked by the cost model: B_r, B_c, heads per section, blocks per SM, rows masked together.
+  // The cost model only asks for B_r, B_c, heads per section, blocks per SM, rows masked together.
   if (args.report_tiling({Config::kBlockM, Config::kBlockN, num_heads, 1, Config::kGroupRows}))
     return Status::success();
   const ForwardParams<Element> params(args);
