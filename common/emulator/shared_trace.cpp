@@ -33,6 +33,15 @@ BankRows bank_rows(const std::array<std::int64_t, 32>& address, int bytes) {
     }
     banks.rows[row].push_back(lane);
   }
+  for (std::size_t row = 0; row < in.size(); ++row)
+    banks.extra.push_back(std::any_of(in.begin(), in.begin() + static_cast<long>(row),
+                                      [&](const std::array<bool, 32>& before) {
+                                        const auto both = [&](int lane) {
+                                          const auto l = static_cast<std::size_t>(lane);
+                                          return in[row][l] || before[l] ? at(lane) : -1;
+                                        };
+                                        return shared_access(both, size).ideal == 1;
+                                      }));
   return banks;
 }
 

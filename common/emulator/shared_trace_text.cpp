@@ -7,7 +7,7 @@ namespace attn::emulator {
 namespace {
 
 constexpr Cycles kAll = ~Cycles{0};
-constexpr std::size_t kLine = 128;  // bytes of 32 banks
+constexpr std::int64_t kLine = 128;  // bytes of 32 banks
 
 std::uint64_t nanoseconds(Cycles cycles, double clock_mhz) {
   return static_cast<std::uint64_t>(static_cast<double>(cycles) * 1000 / clock_mhz);
@@ -77,7 +77,8 @@ struct SharedTrace::Shapes {
     if (is_new) shapes.push_back(text(trace.patterns_[a.pattern], banks, i, a.base % kLine));
     return id->second;
   }
-  // [offsets, wavefronts, ideal, rows of [lane, first bank]]: 0 wavefronts where there are none.
+  // [offsets, wavefronts, ideal, [[extra, [[lane, first bank], ...]], ...]]: no wavefronts for what
+  // is no single instruction on a GPU.
   static std::string text(const Pattern& p, bool banks, const Instruction& i, std::size_t base) {
     std::array<std::int64_t, 32> address{};
     bool aligned = true;
@@ -87,16 +88,18 @@ struct SharedTrace::Shapes {
     }
     const BankRows rows =
         banks && aligned ? bank_rows(address, static_cast<int>(i.bytes)) : BankRows{};
+    std::string each;
+    for (std::size_t row = 0; row < rows.rows.size(); ++row)
+      each.append(row > 0 ? ",[" : "[")
+          .append(rows.extra[row] ? "1," : "0,")
+          .append(list(rows.rows[row], [&](int lane) {
+            const std::int64_t byte = address[static_cast<std::size_t>(lane)] % kLine;
+            return "[" + std::to_string(lane) + "," + std::to_string(byte / 4) + "]";
+          }))
+          .append("]");
     return "[" + list(p, [](std::int32_t o) { return std::to_string(o); }) + "," +
-           std::to_string(rows.wavefronts) + "," + std::to_string(rows.ideal) + "," +
-           list(rows.rows, [&](const std::vector<int>& row) {
-             return list(row, [&](int lane) {
-               const std::int64_t byte = address[static_cast<std::size_t>(lane)];
-               return "[" + std::to_string(lane) + "," +
-                      std::to_string(byte / 4 % static_cast<std::int64_t>(kLine / 4)) + "]";
-             });
-           }) +
-           "]";
+           std::to_string(rows.wavefronts) + "," + std::to_string(rows.ideal) + ",[" + each +
+           "]]";
   }
 };
 
