@@ -168,23 +168,26 @@ bool SharedTrace::covers(const Access& a, std::size_t byte) const {
   });
 }
 
-// When the first access of a race was: the last one of its warp there, at its line.
-void SharedTrace::find_first(const Block& b, Race& r) {
-  RaceSide& first = r.first;
-  first.known = false;
-  const auto byte = static_cast<std::size_t>(r.byte);
-  const auto consider = [&](Cycles at) {
-    if (at > r.second.at || (first.known && at < first.at)) return;
-    first.known = true, first.at = at;
+// When an access of a race was: the last one of its warp there, at its line. `except`: the other
+// one.
+const void* SharedTrace::find_side(const Block& b, std::size_t byte, RaceSide& side,
+                                   const void* except) {
+  if (!side.in_block) return nullptr;
+  const void* found = nullptr;
+  const auto consider = [&](const void* which, Cycles at) {
+    if (which == except || (found && at < side.at)) return;
+    found = which;
+    side.known = true, side.at = at;
   };
   for (const Flight& f : b.flights)
-    if (f.place.text() == first.source && std::ranges::any_of(f.ranges, [&](const Range& range) {
+    if (f.place.text() == side.source && std::ranges::any_of(f.ranges, [&](const Range& range) {
           return byte - range.first < range.second;
         }))
-      consider(f.begin);
+      consider(&f, f.begin);
   for (const Access& a : b.accesses)
-    if (a.warp == first.thread / 32 && covers(a, byte) && source_of(a.site) == first.source)
-      consider(a.at);
+    if (a.warp == side.thread / 32 && covers(a, byte) && source_of(a.site) == side.source)
+      consider(&a, a.at);
+  return found;
 }
 
 void SharedTrace::end_block(
@@ -198,8 +201,12 @@ void SharedTrace::end_block(
     if (a.group >= 0) a.until = std::max(a.at, landed(a.warp, static_cast<std::size_t>(a.group)));
   }
   std::ranges::stable_sort(b.accesses, {}, &Access::at);
-  for (Race& r : b.races)
-    if (r.byte >= 0 && r.first.in_block) find_first(b, r);
+  for (Race& r : b.races) {
+    if (r.byte < 0) continue;
+    const auto byte = static_cast<std::size_t>(r.byte);
+    const void* const second = find_side(b, byte, r.second, nullptr);
+    find_side(b, byte, r.first, second);
+  }
   b.warps.clear();
 }
 

@@ -143,7 +143,7 @@ class SharedTrace {
   void close_all(Block&, Warp&);
   void make_room(std::size_t block);
   const std::string& source_of(std::uint32_t site);
-  void find_first(const Block&, Race&);
+  const void* find_side(const Block&, std::size_t byte, RaceSide&, const void* except);
   bool covers(const Access&, std::size_t byte) const;
   std::string layout_json(const Block&) const;
   std::string block_json(std::size_t number, double clock_mhz, Cycles until, Shapes&);

@@ -142,6 +142,8 @@ void TimelineRecorder::write(OutputFile& file) {
   about["chapter"] = run_.chapter;
   about["step"] = run_.steps.front().step;
   about["operation"] = run_.operation;
+  if (run_.steps.front().outcome == StepResult::Outcome::fail)
+    about["failed"] = run_.steps.front().reason;
   about["problem"] = run_.problem.text();
   about["clock_mhz"] = measured_ ? rounded(measured_->clock_mhz) : emulator::kClockMhz;
   about[measured_ ? "measured_us" : "modelled_us"] = rounded(us);

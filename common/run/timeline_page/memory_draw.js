@@ -36,7 +36,7 @@ function stripes(context, colour, width) {
 // Where words lie: rows of 32 words, as high as there is room for.
 function mapLayout(block, width, room) {
   const rows = Math.max(1, Math.ceil(block.bytes / kLineBytes));
-  const height = Math.max(2, Math.min(14, Math.floor(room / rows)));
+  const height = Math.max(2, Math.min(18, Math.floor(room / rows)));
   const labels = width < 420 ? 58 : kMapLabels;
   return {rows, height, labels, cell: (width - labels - 1) / kBanks, width};
 }
@@ -124,10 +124,9 @@ function drawMapLabels(context, colours, block, layout) {
     context.fillStyle = colours.soft;
     context.fillRect(0, y, layout.labels - 2, 1);
     if (m.bytes * h < 3 * kLineBytes && y + 1 < free) continue;
-    const text = m.name + (m.extents.length > 0 && layout.labels > 60 ? '' : '');
     const at = Math.max(y, free) + 8;
     context.fillStyle = colours.ink;
-    let shown = text;
+    let shown = m.name;
     while (context.measureText(shown).width > layout.labels - 8 && shown.length > 3)
       shown = shown.replace(/.…?$/, '…');
     context.fillText(shown, 2, at);
@@ -144,7 +143,7 @@ function drawBanks(canvas, colours, width, shape, bytes) {
   context.fillRect(0, 0, width, top + rows.length * kBankRow + 2);
   context.textAlign = 'center';
   context.fillStyle = colours.soft;
-  context.font = '10px system-ui, sans-serif';
+  context.font = `${cell < 13 ? 8 : 10}px system-ui, sans-serif`;
   for (let bank = 0; bank < kBanks; bank += cell < 16 ? 4 : 2)
     context.fillText(String(bank), labels + (bank + 0.5) * cell, 8);
   rows.forEach((row, r) => {
@@ -161,7 +160,7 @@ function drawBanks(canvas, colours, width, shape, bytes) {
       context.fillStyle = colours.ink;
       const text = lanes.length > 1 && words * cell > 26 ? `${lanes[0]}+${lanes.length - 1}`
                                                          : String(lanes[0]);
-      if (context.measureText(text).width <= words * cell)
+      if (context.measureText(text).width <= words * cell + 2)
         context.fillText(text, labels + (bank + words / 2) * cell, y + kBankRow / 2);
     }
   });

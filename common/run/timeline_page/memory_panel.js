@@ -123,7 +123,9 @@ timeline.memory = (() => {
     const box = element('span', '');
     box.className = 'swatch';
     box.style.background = colour;
-    return element('span', label + ' ', box);
+    const both = element('span', '');
+    both.append(box, label + ' ');
+    return both;
   }
   function showBanks() {
     const {block, selected} = state, canvas = $('memory-banks');
@@ -240,7 +242,11 @@ timeline.memory = (() => {
     open(true);
     const block = state.memory.blocks.find(some => some.races.length > 0);
     chooseBlock(block, false);
-    selectSide(block.races[0], block.races[0].second);
+    const race = block.races[block.races.length - 1];
+    const times = [race.first, race.second].filter(side => side && side.at >= 0)
+      .map(side => side.at);
+    timeline.show(Math.min(...times) - 400, Math.max(...times) + 400);
+    selectSide(race, race.second);
   }
   return {state, open, setTime, selectAccess, chooseBlock, step, wordText, draw: drawAll,
           lines: () => linesOf(state.block)};

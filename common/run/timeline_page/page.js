@@ -333,7 +333,7 @@ const timeline = (() => {
   const about = t.about;
   document.title = $('title').textContent = [about.chapter, about.step].join(' ');
   const what = `${inMicroseconds(t.end, 100)} us, ${about.what}`;
-  $('about').textContent = [about.warning, what, about.problem,
+  $('about').textContent = [about.warning, about.failed && 'Failed: ' + about.failed, what, about.problem,
                             about.lost && 'Lost: ' + about.lost,
                             about.left_out && 'Left out: ' + about.left_out]
     .filter(Boolean).join('. ');
