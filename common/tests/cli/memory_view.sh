@@ -97,13 +97,13 @@ same_bytes() {  # and within the limit
   record v1_unpadded "$work/a.html"
   record v1_unpadded "$work/b.html"
   cmp "$work/a.html" "$work/b.html" || fail "two runs differ"
-  record v1_unpadded "$work/whole.html" --heads 300
+  record v1_unpadded "$work/whole.html" --heads 100
   ! grep -q 'left out' "$work/stdout" || fail "something is left out below 5 MB"
-  record v1_unpadded "$work/limit.html" --heads 300 --timeline-limit 0.2
+  record v1_unpadded "$work/limit.html" --heads 100 --timeline-limit 0.15
   [[ $(stat -c %s "$work/limit.html") -le 200000 ]] || fail "a page above its limit"
-  grep -q 'left out, .*shared memory of [0-9]* of 300 blocks' "$work/stdout" ||
+  grep -q 'left out, .*shared memory of [0-9]* of 100 blocks' "$work/stdout" ||
     fail "no line on what is left out: $(cat "$work/stdout")"
-  grep -q '"left_out":"shared memory of [0-9]* of 300 blocks"' "$work/limit.html" ||
+  grep -q '"left_out":"shared memory of [0-9]* of 100 blocks"' "$work/limit.html" ||
     fail "the page does not say what is left out"
 }
 
