@@ -108,14 +108,6 @@ bool Races::one_store(const Facts& before, const Access& now) const {
          before.where.key() == now.where.key() && order_.one_warp(before.who, now.who);
 }
 
-namespace {
-// One of the accesses of a race, for a timeline: thread `index` of a block, the running one or not.
-SharedTrace::RaceSide side(const Races::Facts& access, std::size_t index, bool in_block) {
-  return {index, false, in_block, access.kind, access.what ? access.what : "",
-          access.where.text(), 0};
-}
-}  // namespace
-
 const std::string* Races::different_values() {
   if (!stored_) return nullptr;
   const Stored s = *std::exchange(stored_, std::nullopt);
@@ -123,8 +115,8 @@ const std::string* Races::different_values() {
   error_ = text(s.before, s.now, (*s.name)(s.byte)) + ": two lanes store different values";
   if (timeline)
     timeline->race({error_, static_cast<std::int64_t>(s.byte),
-                    side(s.before, order_.index_in_block(s.before.thread), true),
-                    side(s.now, order_.index_in_block(s.now.thread), true)});
+                    race_side(s.before, order_.index_in_block(s.before.thread), true),
+                    race_side(s.now, order_.index_in_block(s.now.thread), true)});
   return &error_;
 }
 
@@ -372,9 +364,9 @@ inline const std::string* Races::touch_cell(Access& now, const Memory& memory, S
     error_ = text(*before, {now, block_[now.thread]}, memory.name(byte));
     if (timeline)
       timeline->race({error_, memory.shadow.global ? -1 : static_cast<std::int64_t>(byte),
-                      side(*before, order_.index_in_block(before->thread),
+                      race_side(*before, order_.index_in_block(before->thread),
                            before->block == block_[now.thread]),
-                      side(now, order_.index_in_block(now.thread), true)});
+                      race_side(now, order_.index_in_block(now.thread), true)});
     return &error_;
   }
   if (!memory.shadow.global && now.kind != Kind::write)
@@ -384,7 +376,7 @@ inline const std::string* Races::touch_cell(Access& now, const Memory& memory, S
                          ", where no thread had written";
         if (timeline)
           timeline->race({*never_written_, static_cast<std::int64_t>(begin + b), {},
-                          side(now, order_.index_in_block(now.thread), true)});
+                          race_side(now, order_.index_in_block(now.thread), true)});
       }
   if (reads_only(now.kind)) {
     Reader reader = anywhere;

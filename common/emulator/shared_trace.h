@@ -30,7 +30,7 @@ namespace attn::emulator {
 struct BankRows {
   int wavefronts = 0, ideal = 0;
   std::vector<std::vector<int>> rows;
-  std::vector<bool> extra;  ///< of each: lanes of an earlier one could have shared it, but for banks
+  std::vector<bool> extra;  ///< of each: an earlier one would serve its lanes, but for conflicts
 };
 /// `address`: a byte per lane, or -1; `bytes`: 1, 2, 4, 8 or 16 per lane, aligned.
 BankRows bank_rows(const std::array<std::int64_t, 32>& address, int bytes);

@@ -299,6 +299,9 @@ struct Uncounted {
   }
 };
 
+/// One of the accesses of a race: by thread `index` of its block, the running one or not.
+SharedTrace::RaceSide race_side(const Races::Facts& access, std::size_t index, bool in_block);
+
 /// Marks of the thread that runs, as attn/span.h has them.
 std::size_t open_marks();
 void begin_mark(const char* name);

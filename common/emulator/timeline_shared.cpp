@@ -39,6 +39,11 @@ void Timeline::race(SharedTrace::Race race) {
   shared_->race(block(running_.slot).number, std::move(race));
 }
 
+SharedTrace::RaceSide race_side(const Races::Facts& access, std::size_t index, bool in_block) {
+  return {index, false, in_block, access.kind, access.what ? access.what : "",
+          access.where.text(), 0};
+}
+
 // Ordinary code is spread over the time that its batch took.
 void Timeline::end_block(Running& b) {
   if (!shared_ || std::exchange(b.ended, true)) return;

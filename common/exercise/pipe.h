@@ -33,7 +33,7 @@ struct Request {
   Backend backend = Backend::emulated;
   uint64_t schedule = 0;  ///< seed of the emulator's schedule
   int launches = 2;  ///< for a step with a workspace that one launch leaves to the next
-  /// In the emulator: writes a page of the launch to this file. `title`: "ex01b (v5_register_tiles)".
+  /// In the emulator: writes a page of the launch to this file. `title`: "ex01b (v5_async)".
   std::string timeline, title;
   bool quiet = false;  ///< hides the kernel's output from now on
   /// Its seed is set for dropout only: a kernel must not know how its inputs were drawn.

@@ -3,8 +3,9 @@
 'use strict';
 
 const kBanks = 32, kWord = 4, kLineBytes = kBanks * kWord;
-const kMapLabels = 76, kBankRow = 18;
+const kMapLabels = 76;
 
+function bankRowHeight(rows) { return rows > 16 ? 12 : 18; }
 function warpHue(warp) { return (212 + 47 * warp) % 360; }
 // A canvas of so many pixels, ready to draw.
 function sized(canvas, width, height) {
@@ -36,7 +37,7 @@ function stripes(context, colour, width) {
 // Where words lie: rows of 32 words, as high as there is room for.
 function mapLayout(block, width, room) {
   const rows = Math.max(1, Math.ceil(block.bytes / kLineBytes));
-  const height = Math.max(2, Math.min(18, Math.floor(room / rows)));
+  const height = Math.max(3, Math.min(18, Math.floor(room / rows)));
   const labels = width < 420 ? 58 : kMapLabels;
   return {rows, height, labels, cell: (width - labels - 1) / kBanks, width};
 }
@@ -49,7 +50,8 @@ function byteAt(layout, x, y) {
 // visit(x, y, width) for the pixels of a range of bytes, a rectangle per row.
 function eachRectangle(layout, first, bytes, visit) {
   for (let byte = first; byte < first + bytes;) {
-    const row = Math.floor(byte / kLineBytes), end = Math.min(first + bytes, (row + 1) * kLineBytes);
+    const row = Math.floor(byte / kLineBytes);
+    const end = Math.min(first + bytes, (row + 1) * kLineBytes);
     const perByte = layout.cell / kWord, x = layout.labels + (byte - row * kLineBytes) * perByte;
     visit(x, row * layout.height, (end - byte) * perByte);
     byte = end;
@@ -96,13 +98,15 @@ function drawMap(canvas, colours, state, layout) {
   for (const id of state.reads)
     eachRange(block, id, (first, bytes) => eachRectangle(layout, first, bytes, (x, y, w) =>
       context.fillRect(x, y + Math.max(0, h - 4), w, h > 5 ? 2 : 1)));
-  const outline = (first, bytes, style, wide) => {
-    context.strokeStyle = style;
-    context.lineWidth = wide;
-    eachRectangle(layout, first, bytes, (x, y, w) => context.strokeRect(x, y, w, h - 1));
-  };
-  if (state.selected >= 0)
-    eachRange(block, state.selected, (first, bytes) => outline(first, bytes, colours.ink, 1.5));
+  if (state.selected >= 0) {  // outlined; in rows that are too low for that, filled
+    context.strokeStyle = context.fillStyle = colours.ink;
+    context.lineWidth = 1.5;
+    context.globalAlpha = h < 6 ? 0.6 : 1;
+    eachRange(block, state.selected, (first, bytes) => eachRectangle(layout, first, bytes,
+      (x, y, w) => h < 6 ? context.fillRect(x + 0.5, y, w - 1, h - 1)
+                         : context.strokeRect(x, y, w, h - 1)));
+    context.globalAlpha = 1;
+  }
   for (const race of block.races)
     if (race.byte >= 0) {
       const x = layout.labels + race.byte % kLineBytes * layout.cell / kWord + layout.cell / 8;
@@ -122,7 +126,7 @@ function drawMapLabels(context, colours, block, layout) {
   for (const m of block.members) {
     const y = Math.floor(m.offset / kLineBytes) * h;
     context.fillStyle = colours.soft;
-    context.fillRect(0, y, layout.labels - 2, 1);
+    if (y >= free) context.fillRect(0, y, layout.labels - 2, 1);
     if (m.bytes * h < 3 * kLineBytes && y + 1 < free) continue;
     const at = Math.max(y, free) + 8;
     context.fillStyle = colours.ink;
@@ -137,31 +141,31 @@ function drawMapLabels(context, colours, block, layout) {
 // The wavefronts of an access: a row each, 32 banks wide, with the lanes that it serves.
 function drawBanks(canvas, colours, width, shape, bytes) {
   const words = Math.max(1, bytes / kWord), labels = 24, cell = (width - labels - 1) / kBanks;
-  const rows = shape.rows, top = 16;
-  const context = sized(canvas, width, top + rows.length * kBankRow + 2);
+  const rows = shape.rows, top = 16, high = bankRowHeight(rows.length);
+  const context = sized(canvas, width, top + rows.length * high + 2);
   context.fillStyle = colours.paper;
-  context.fillRect(0, 0, width, top + rows.length * kBankRow + 2);
+  context.fillRect(0, 0, width, top + rows.length * high + 2);
   context.textAlign = 'center';
   context.fillStyle = colours.soft;
   context.font = `${cell < 13 ? 8 : 10}px system-ui, sans-serif`;
   for (let bank = 0; bank < kBanks; bank += cell < 16 ? 4 : 2)
     context.fillText(String(bank), labels + (bank + 0.5) * cell, 8);
   rows.forEach((row, r) => {
-    const y = top + r * kBankRow;
+    const y = top + r * high;
     context.fillStyle = colours.soft;
-    context.fillText(String(r + 1), labels / 2, y + kBankRow / 2);
+    context.fillText(String(r + 1), labels / 2, y + high / 2);
     context.fillStyle = colours.panel;
-    context.fillRect(labels, y, kBanks * cell, kBankRow - 1);
+    context.fillRect(labels, y, kBanks * cell, high - 1);
     const at = new Map();  // lanes by their bank
     for (const [lane, bank] of row.lanes) at.set(bank, [...(at.get(bank) || []), lane]);
     for (const [bank, lanes] of at) {
       context.fillStyle = row.extra ? colours.wrongFill : colours.rightFill;
-      context.fillRect(labels + bank * cell + 0.5, y, words * cell - 1, kBankRow - 1);
+      context.fillRect(labels + bank * cell + 0.5, y, words * cell - 1, high - 1);
       context.fillStyle = colours.ink;
       const text = lanes.length > 1 && words * cell > 26 ? `${lanes[0]}+${lanes.length - 1}`
                                                          : String(lanes[0]);
       if (context.measureText(text).width <= words * cell + 2)
-        context.fillText(text, labels + (bank + words / 2) * cell, y + kBankRow / 2);
+        context.fillText(text, labels + (bank + words / 2) * cell, y + high / 2);
     }
   });
 }

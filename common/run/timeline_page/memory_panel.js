@@ -7,7 +7,7 @@ timeline.memory = (() => {
   if (!source) return null;
   const text = source.textContent;
   const state = {memory: null, block: null, time: 0, writers: null, flying: [], reads: [],
-                 selected: -1, layout: null, open: false};
+                 selected: -1, bring: false, layout: null, open: false};
   let pending = false;
 
   function blockName(block) {
@@ -45,6 +45,7 @@ timeline.memory = (() => {
     const {block} = state, at = id < block.count ? block.time[id] : block.flights[id - block.count]
       .begin;
     state.selected = id;
+    state.bring = true;
     setTime(at, true);
     if (at < view.from || at > view.to) {
       const half = (view.to - view.from) / 2;
@@ -93,6 +94,12 @@ timeline.memory = (() => {
     showNow();
     showBanks();
     timeline.redraw();
+    if (!state.bring) return;
+    state.bring = false;
+    eachRange(block, state.selected, first => {  // into the middle, unless it is in view
+      const y = Math.floor(first / kLineBytes) * state.layout.height, room = box.clientHeight;
+      if (y < box.scrollTop || y > box.scrollTop + room - 20) box.scrollTop = y - room / 2;
+    });
   }
   function share(ids) {
     const seen = new Uint8Array(state.block.bytes);
@@ -114,7 +121,7 @@ timeline.memory = (() => {
     const parts = [...warps].sort((a, b) => a - b).map(warp => swatch(
       `hsl(${warpHue(warp)} 45% ${view.colours.fill})`, 'warp ' + warp));
     $('memory-now').replaceChildren(
-      element('span', 'Last written by '), ...parts,
+      element('span', 'Last written by: '), ...parts,
       element('span', ` Striped: in flight, ${bytes(share(state.flying))}. ` +
         `Underlined: being read, ${bytes(share(state.reads))}. ` +
         `Hatched: never written, ${bytes(never)} of ${bytes(block.bytes)}.`));
@@ -124,7 +131,7 @@ timeline.memory = (() => {
     box.className = 'swatch';
     box.style.background = colour;
     const both = element('span', '');
-    both.append(box, label + ' ');
+    both.append(box, label + '. ');
     return both;
   }
   function showBanks() {
@@ -225,7 +232,8 @@ timeline.memory = (() => {
     for (let i = firstAccess(block, state.time) - 1; i >= 0; --i)
       if (touches(block, i, byte)) return selectAccess(i);
   });
-  $('memory-block').onchange = event => chooseBlock(state.memory.blocks[event.target.selectedIndex]);
+  $('memory-block').onchange = event =>
+    chooseBlock(state.memory.blocks[event.target.selectedIndex]);
   $('memory-time').addEventListener('input', event => setTime(Number(event.target.value)));
   $('memory-earlier').onclick = () => step(-1);
   $('memory-later').onclick = () => step(1);

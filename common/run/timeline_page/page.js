@@ -333,7 +333,8 @@ const timeline = (() => {
   const about = t.about;
   document.title = $('title').textContent = [about.chapter, about.step].join(' ');
   const what = `${inMicroseconds(t.end, 100)} us, ${about.what}`;
-  $('about').textContent = [about.warning, about.failed && 'Failed: ' + about.failed, what, about.problem,
+  $('about').textContent = [about.warning, about.failed && 'Failed: ' + about.failed, what,
+                            about.problem,
                             about.lost && 'Lost: ' + about.lost,
                             about.left_out && 'Left out: ' + about.left_out]
     .filter(Boolean).join('. ');
@@ -355,7 +356,8 @@ const timeline = (() => {
   showDetails();
   showSummary();
   return {data: t, view, hits, show, zoom, pan, select, spanAt, rowY: i => rowY(t, view, i),
-          xOf: time => xOf(view, time), keys, element, link, redraw, search, step, setRange, openAll, draw: drawNow,
+          xOf: time => xOf(view, time), keys, element, link, redraw,
+          search, step, setRange, openAll, draw: drawNow,
           firstPicture: performance.now()};
 })();
 window.timeline = timeline;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# memory_view_exercise.sh PYTHON JUDGE_01_NAIVE CHECK_EX01B CHECK_EX01A: a failing exercise names the
-# command that writes a page of its launch, and that command does.
+# memory_view_exercise.sh PYTHON JUDGE_01_NAIVE CHECK_EX01B CHECK_EX01A: a failing exercise names
+# the command that writes a page of its launch, and that command does.
 set -euo pipefail
 python=$1 judge=$2 ex01b=$3 ex01a=$4
 work=$(mktemp -d)
@@ -15,7 +15,8 @@ fails() {
   command=$(tail -n 1 judged | sed -n "s/^ *see it: //p")
   [[ $command == "$judge $1 --seed 1 --case "*" --timeline $1.html" ]] ||
     fail "the last line is: $(tail -n 1 judged)"
-  $command --program "$2" --variant "$3" >seen 2>&1 || [[ $? -eq 1 ]] || fail "$command: $(cat seen)"
+  $command --program "$2" --variant "$3" >seen 2>&1 ||
+    [[ $? -eq 1 ]] || fail "$command: $(cat seen)"
   grep -q "^timeline: .*$1.html, " seen || fail "no page: $(cat seen)"
   grep -q 'id="memory">' "$1.html" || fail "no shared memory in $1.html"
 }

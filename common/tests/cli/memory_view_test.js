@@ -61,14 +61,15 @@
       check(text('memory-access').includes(wave) && text('memory-access').includes(at('read')),
             'banks: ' + text('memory-access'));
       const banks = document.getElementById('memory-banks'), width = banks.clientWidth;
-      check(banks.clientHeight === 18 + 18 * expected.wavefronts,
+      const high = bankRowHeight(expected.wavefronts);
+      check(banks.clientHeight === 18 + high * expected.wavefronts,
             `${banks.clientHeight} pixels of banks`);
       const cell = (width - 25) / 32, {shape} = {shape: block.memory.shapes[
         block.shape[state.selected]]};
       shape.rows.forEach((row, r) => {
         const [, bank] = row.lanes[0], fill = r > 0 ? '--wrongFill' : '--rightFill';
         const style = getComputedStyle(document.documentElement).getPropertyValue(fill).trim();
-        const seen = colour(banks, 24 + bank * cell + 2, 16 + 18 * r + 2);
+        const seen = colour(banks, 24 + bank * cell + 1.5, 16 + high * (r + 1) - 2);
         check(seen === painted(style), `row ${r} of the banks: ${seen}, not ${painted(style)}`);
       });
       check(/wrong/.test(button.closest('tr').innerHTML) === expected.wavefronts > 1,
@@ -144,6 +145,11 @@
 
     check(document.documentElement.scrollWidth <= innerWidth,
           `${document.documentElement.scrollWidth} pixels wide, the window ${innerWidth}`);
+    for (const part of document.querySelectorAll(
+      '#memory-panel :is(button, canvas, input, output, select, table)')) {
+      const {right, width} = part.getBoundingClientRect();
+      check(width === 0 || right <= innerWidth + 0.5, `${part.id || part.textContent} is cut off`);
+    }
     const times = [];
     for (let n = 0; n < 20; ++n) {
       timeline.show(n % 2 ? 0 : data.end / 50, data.end);
@@ -155,6 +161,7 @@
     }
     times.sort((a, b) => a - b);
     lines.push(`pan with the panel ${times[10].toFixed(1)} ms`);
+    check(times[10] < 500, 'panning is slow');  // on a busy machine
     const begin = performance.now();
     moment(data.end / 3);
     map.getContext('2d').getImageData(0, 0, 1, 1);
