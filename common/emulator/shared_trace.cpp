@@ -79,7 +79,7 @@ const std::string& SharedTrace::source_of(std::uint32_t site) {
 void SharedTrace::make_room(std::size_t block) {
   for (std::size_t last = blocks_.size(); last-- > 1;) {
     Block& b = blocks_[last];
-    if (!b.kept) continue;
+    if (!b.kept || !b.races.empty()) continue;
     count_ -= b.accesses.size() + b.flights.size();
     b = {};
     b.kept = false;

@@ -147,7 +147,8 @@ class SharedTrace {
   bool covers(const Access&, std::size_t byte) const;
   std::string layout_json(const Block&) const;
   std::string block_json(std::size_t number, double clock_mhz, Cycles until, Shapes&);
-  std::string all_json(double clock_mhz, std::size_t blocks, Cycles until);
+  std::string all_json(double clock_mhz, const std::vector<std::size_t>& blocks, std::size_t shown,
+                       Cycles until);
 
   std::size_t most_, count_ = 0;
   std::vector<Block> blocks_;

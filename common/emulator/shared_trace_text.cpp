@@ -172,12 +172,13 @@ std::string SharedTrace::block_json(std::size_t number, double mhz, Cycles until
          "],\n\"flights\":[" + flights + "],\n\"races\":" + races + "}";
 }
 
-std::string SharedTrace::all_json(double clock_mhz, std::size_t blocks, Cycles until) {
+// The first `shown` of some blocks.
+std::string SharedTrace::all_json(double clock_mhz, const std::vector<std::size_t>& blocks,
+                                  std::size_t shown, Cycles until) {
   Shapes shapes;
   std::string text;
-  for (std::size_t n = 0; n < blocks; ++n)
-    if (blocks_[n].kept)
-      text.append(text.empty() ? "" : ",\n").append(block_json(n, clock_mhz, until, shapes));
+  for (std::size_t n = 0; n < shown; ++n)
+    text.append(n == 0 ? "" : ",\n").append(block_json(blocks[n], clock_mhz, until, shapes));
   const auto same = [](const std::string& s) { return s; };
   return "{\"sites\":" + list(shapes.site_texts, same) + ",\n\"shapes\":" +
          list(shapes.shapes, same) + ",\n\"blocks\":[" + text + "]}\n";
@@ -190,34 +191,37 @@ std::string SharedTrace::json(double clock_mhz, std::size_t limit, std::string& 
   if (std::ranges::all_of(blocks_, [](const Block& b) { return b.dynamic_bytes == 0 &&
                                                                b.variables.empty(); }))
     return {};  // no shared memory
-  std::size_t kept = blocks_.size();
-  const auto is_kept = [&](std::size_t n) { return blocks_[n].kept; };
-  while (kept > 1 && !is_kept(kept - 1)) --kept;
-  std::string text = all_json(clock_mhz, kept, kAll);
+  std::vector<std::size_t> blocks;  // those with a race first
+  for (std::size_t n = 0; n < blocks_.size(); ++n)
+    if (blocks_[n].kept) blocks.push_back(n);
+  std::ranges::stable_partition(blocks, [&](std::size_t n) { return !blocks_[n].races.empty(); });
+  std::size_t kept = blocks.size();
+  std::string text = all_json(clock_mhz, blocks, kept, kAll);
   if (text.size() > room && kept > 1) {  // how many blocks: their sizes are about the same
     std::size_t low = 1, high = kept;
     while (low + 1 < high) {
       const std::size_t middle = low + (high - low) / 2;
-      (all_json(clock_mhz, middle, kAll).size() > room ? high : low) = middle;
+      (all_json(clock_mhz, blocks, middle, kAll).size() > room ? high : low) = middle;
     }
     kept = low;
-    text = all_json(clock_mhz, kept, kAll);
+    text = all_json(clock_mhz, blocks, kept, kAll);
   }
   if (kept < blocks_.size())
     left_out = "shared memory of " + std::to_string(blocks_.size() - kept) + " of " +
                std::to_string(blocks_.size()) + " blocks";
   std::string after;
+  const Block& only = blocks_[blocks[0]];
   if (text.size() > room) {
     Cycles low = 0, high = 0;
-    for (const Access& a : blocks_[0].accesses) high = std::max(high, a.at);
+    for (const Access& a : only.accesses) high = std::max(high, a.at);
     while (low + 1 < high) {
       const Cycles middle = low + (high - low) / 2;
-      (all_json(clock_mhz, 1, middle).size() > room ? high : low) = middle;
+      (all_json(clock_mhz, blocks, 1, middle).size() > room ? high : low) = middle;
     }
-    text = all_json(clock_mhz, 1, low);
+    text = all_json(clock_mhz, blocks, 1, low);
     after = std::to_string(nanoseconds(low, clock_mhz));
-  } else if (blocks_[0].cut && !blocks_[0].accesses.empty()) {
-    after = std::to_string(nanoseconds(blocks_[0].accesses.back().at, clock_mhz));
+  } else if (only.cut && !only.accesses.empty()) {
+    after = std::to_string(nanoseconds(only.accesses.back().at, clock_mhz));
   }
   if (!after.empty())
     left_out += (left_out.empty() ? "accesses to shared memory after " : " and accesses after ") +

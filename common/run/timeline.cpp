@@ -120,7 +120,8 @@ std::string TimelineRecorder::shared_json(const std::string& about, std::size_t 
                                           std::string& left_out) {
   const std::string begin = "</script>\n<script type=\"application/json\" id=\"memory\">";
   std::string ignored;
-  const std::size_t spans = trace_.json(about, room, ignored).size();
+  constexpr std::size_t kLeftOut = 512;  // for what the file says of it
+  const std::size_t spans = trace_.json(about, room, ignored).size() + kLeftOut;
   const std::size_t own = std::max(room - std::min(room, spans), room / 3);
   const std::string text =
       shared_->json(trace_.clock_mhz(), own - std::min(own, begin.size()), left_out);
