@@ -222,16 +222,16 @@ void Block::copy_async(const char* what, Place place, void* to, const void* from
   const Uncounted uncounted;
   require_shared(what, place, "a destination", to, 16);
   AsyncQueue& copies = threads_[running_].work.copies;
+  if (timeline)
+    timeline->copy_async(slot_, running_, bytes, place,
+                         tile_name(members_, shared_byte(to).value_or(0) - variables_.size()),
+                         shared_byte(to));
   if (races_) {
     Races::Access writes = async(copies.who, copies.open_group(), Kind::write, what, place);
     async_access(writes, to, 16);
     Races::Access reads = async(copies.who, copies.open_group(), Kind::read, what, place);
     if (grid_.races && bytes > 0) async_access(reads, from, bytes);
   }
-  if (timeline)
-    timeline->copy_async(slot_, running_, bytes, place,
-                         tile_name(members_, shared_byte(to).value_or(0) - variables_.size()),
-                         shared_byte(to));
   const Internal internal(internal_);
   copies.add(copies.early(), std::move(work));
 }

@@ -365,7 +365,7 @@ inline const std::string* Races::touch_cell(Access& now, const Memory& memory, S
     if (timeline)
       timeline->race({error_, memory.shadow.global ? -1 : static_cast<std::int64_t>(byte),
                       race_side(*before, order_.index_in_block(before->thread),
-                           before->block == block_[now.thread]),
+                                before->block == block_[now.thread]),
                       race_side(now, order_.index_in_block(now.thread), true)});
     return &error_;
   }

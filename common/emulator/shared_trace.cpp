@@ -7,6 +7,8 @@
 
 namespace attn::emulator {
 
+constexpr Cycles kIssue = 8;  // from the issue of asynchronous work to the next instruction
+
 // shared_access() alone knows the rules: a lane joins the first wavefront that stays one with it.
 BankRows bank_rows(const std::array<std::int64_t, 32>& address, int bytes) {
   constexpr int kWord = 4;
@@ -107,6 +109,7 @@ void SharedTrace::access(std::size_t block, std::size_t t, const Instruction& in
     b.accesses.push_back({moment, 0, 0, group, static_cast<std::uint32_t>(t / 32), site, 0, 0});
     ++count_;
   }
+  b.touched = open->second.access;
   open->second.address[lane] = static_cast<std::int64_t>(byte);
   if (++open->second.lanes < w.lanes) return;
   close(b, open->second);
@@ -158,6 +161,7 @@ void SharedTrace::flight(std::size_t block, std::size_t warp, bool writes, const
 }
 
 void SharedTrace::race(std::size_t block, Race race) {
+  race.access = blocks_[block].touched;
   blocks_[block].races.push_back(std::move(race));
 }
 
@@ -168,26 +172,46 @@ bool SharedTrace::covers(const Access& a, std::size_t byte) const {
   });
 }
 
-// When an access of a race was: the last one of its warp there, at its line. `except`: the other
-// one.
-const void* SharedTrace::find_side(const Block& b, std::size_t byte, RaceSide& side,
-                                   const void* except) {
-  if (!side.in_block) return nullptr;
-  const void* found = nullptr;
+namespace {
+bool covers(const std::vector<SharedTrace::Range>& ranges, std::size_t byte) {
+  return std::ranges::any_of(
+      ranges, [&](const SharedTrace::Range& range) { return byte - range.first < range.second; });
+}
+}  // namespace
+
+// When the second access of a race was, if it was recorded: it is the one that ended the launch.
+const void* SharedTrace::find_second(const Block& b, Race& r) {
+  RaceSide& second = r.second;
+  const auto byte = static_cast<std::size_t>(r.byte);
+  if (r.access < b.accesses.size()) {
+    const Access& a = b.accesses[r.access];
+    if (a.warp == second.thread / 32 && covers(a, byte) && source_of(a.site) == second.source) {
+      second.at = a.at;
+      return &a;
+    }
+  }
+  for (const Flight& f : b.flights)
+    if (f.begin + kIssue >= second.at && f.place.text() == second.source &&
+        emulator::covers(f.ranges, byte)) {
+      second.at = f.begin;
+      return &f;
+    }
+  return nullptr;
+}
+
+// When the first one was: the last one of its warp there, at its line.
+void SharedTrace::find_first(const Block& b, Race& r, const void* second) {
+  RaceSide& first = r.first;
+  const auto byte = static_cast<std::size_t>(r.byte);
   const auto consider = [&](const void* which, Cycles at) {
-    if (which == except || (found && at < side.at)) return;
-    found = which;
-    side.known = true, side.at = at;
+    if (which == second || (first.known && at < first.at)) return;
+    first.known = true, first.at = at;
   };
   for (const Flight& f : b.flights)
-    if (f.place.text() == side.source && std::ranges::any_of(f.ranges, [&](const Range& range) {
-          return byte - range.first < range.second;
-        }))
-      consider(&f, f.begin);
+    if (f.place.text() == first.source && emulator::covers(f.ranges, byte)) consider(&f, f.begin);
   for (const Access& a : b.accesses)
-    if (a.warp == side.thread / 32 && covers(a, byte) && source_of(a.site) == side.source)
+    if (a.warp == first.thread / 32 && covers(a, byte) && source_of(a.site) == first.source)
       consider(&a, a.at);
-  return found;
 }
 
 void SharedTrace::end_block(
@@ -200,13 +224,12 @@ void SharedTrace::end_block(
     a.at = when(a.warp, a.moment);
     if (a.group >= 0) a.until = std::max(a.at, landed(a.warp, static_cast<std::size_t>(a.group)));
   }
-  std::ranges::stable_sort(b.accesses, {}, &Access::at);
   for (Race& r : b.races) {
     if (r.byte < 0) continue;
-    const auto byte = static_cast<std::size_t>(r.byte);
-    const void* const second = find_side(b, byte, r.second, nullptr);
-    find_side(b, byte, r.first, second);
+    const void* const second = find_second(b, r);
+    if (r.first.in_block) find_first(b, r, second);
   }
+  std::ranges::stable_sort(b.accesses, {}, &Access::at);
   b.warps.clear();
 }
 

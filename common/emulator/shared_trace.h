@@ -76,6 +76,7 @@ class SharedTrace {
     std::string text;
     std::int64_t byte = -1;  // of shared memory
     RaceSide first, second;
+    std::size_t access = 0;  // of the second, if it has one
   };
   void race(std::size_t block, Race);
 
@@ -130,6 +131,7 @@ class SharedTrace {
     std::vector<StaticShared> variables;
     std::vector<Member> members;
     std::size_t dynamic_bytes = 0;
+    std::size_t touched = 0;  // the access that a lane has joined last
     bool kept = true, cut = false, ended = false;
   };
   struct Site {
@@ -143,7 +145,8 @@ class SharedTrace {
   void close_all(Block&, Warp&);
   void make_room(std::size_t block);
   const std::string& source_of(std::uint32_t site);
-  const void* find_side(const Block&, std::size_t byte, RaceSide&, const void* except);
+  const void* find_second(const Block&, Race&);
+  void find_first(const Block&, Race&, const void* second);
   bool covers(const Access&, std::size_t byte) const;
   std::string layout_json(const Block&) const;
   std::string block_json(std::size_t number, double clock_mhz, Cycles until, Shapes&);

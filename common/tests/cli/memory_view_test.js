@@ -125,7 +125,8 @@
       const sources = [race.first.source, race.second.source].sort().join();
       check(sources === [at('read'), at('write')].sort().join(), 'lines ' + sources);
       check(race.first.warp !== race.second.warp, 'one warp alone');
-      check(race.first.at >= 0 && race.second.at >= 0, 'times');
+      check(race.first.at >= 0 && race.second.at > race.first.at,
+            `times ${race.first.at} and ${race.second.at}`);
       check(text('memory-races').includes(race.text), 'the list of races');
       check(text('about').includes('Failed: race:'), text('about'));
       timeline.draw();
