@@ -3,7 +3,7 @@
 file(READ ${PAGE}/page.html page)
 file(READ ${PAGE}/style.css style)
 set(script "")
-foreach(name data draw page)
+foreach(name data draw page memory memory_draw memory_panel)
   file(READ ${PAGE}/${name}.js text)
   # once is enough
   string(REPLACE "'use strict';\n" "" text "${text}")

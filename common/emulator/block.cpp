@@ -202,6 +202,8 @@ Fiber& Block::end_turn() {
 }
 
 void Block::finish() {
+  if (timeline)
+    timeline->shared_layout(slot_, grid_.variables, shared_bytes_, members_);
   if (failure_) {
     const std::exception_ptr failure = failure_;
     abandon();
@@ -223,6 +225,8 @@ void Block::finish() {
 }
 
 void Block::abandon() {
+  if (timeline)
+    timeline->shared_layout(slot_, grid_.variables, shared_bytes_, members_);
   if (!failure_) failure_ = std::make_exception_ptr(Abandoned{});
   bring_variables();
   for (std::size_t t = 0; t < threads_.size(); ++t)

@@ -153,7 +153,8 @@ void Block::mbarrier_copy_to(unsigned rank, const char* what, Place place, const
     timeline->copy(&barrier, slot_, running_, owner.slot_, bytes,
                    owner.word_name(owner.shared_byte(at).value_or(0)),
                    tile_name(owner.members_,
-                             owner.shared_byte(to).value_or(0) - owner.variables_.size()));
+                             owner.shared_byte(to).value_or(0) - owner.variables_.size()),
+                   owner.shared_byte(to));
   }
   if (!barrier.known_to_copies())
     fail(what, place, "on a barrier without mbarrier_init_fence since its mbarrier_init");

@@ -48,6 +48,8 @@ std::string Block::shared_name(std::size_t byte) const {
 void Block::access_shared(Kind kind, const char* what, const Where& where, const void* at,
                           std::size_t byte, std::size_t bytes) noexcept {
   if (internal_) return;
+  if (timeline) [[unlikely]]
+    timeline->shared_access(slot_, running_, kind, what, where, byte, bytes);
   if (kind == Kind::write && !what) fences_ |= 1;  // ordinary code's
   if (!races_ || failure_) return;
   try {
@@ -220,15 +222,16 @@ void Block::copy_async(const char* what, Place place, void* to, const void* from
   const Uncounted uncounted;
   require_shared(what, place, "a destination", to, 16);
   AsyncQueue& copies = threads_[running_].work.copies;
+  if (timeline)
+    timeline->copy_async(slot_, running_, bytes, place,
+                         tile_name(members_, shared_byte(to).value_or(0) - variables_.size()),
+                         shared_byte(to));
   if (races_) {
     Races::Access writes = async(copies.who, copies.open_group(), Kind::write, what, place);
     async_access(writes, to, 16);
     Races::Access reads = async(copies.who, copies.open_group(), Kind::read, what, place);
     if (grid_.races && bytes > 0) async_access(reads, from, bytes);
   }
-  if (timeline)
-    timeline->copy_async(slot_, running_, bytes, place,
-                         tile_name(members_, shared_byte(to).value_or(0) - variables_.size()));
   const Internal internal(internal_);
   copies.add(copies.early(), std::move(work));
 }
@@ -261,11 +264,13 @@ void Block::store_async(const char* what, Place place, std::function<Write()> re
     let_others_run(what, place);
     std::size_t sum = 0;
     std::string tiles;
+    std::vector<SharedTrace::Range> ranges;
     operands([&](const void* first, std::size_t bytes) {
       sum += bytes;
+      if (const auto byte = shared_byte(first)) ranges.emplace_back(*byte, bytes);
       add_name(tiles, tile_name(members_, shared_byte(first).value_or(0) - variables_.size()));
     });
-    timeline->store(slot_, running_, sum, tiles);
+    timeline->store(slot_, running_, sum, tiles, std::move(ranges));
   }
   // Between ordinary stores and this one there is a fence: races_ knows of which. Else, where
   // ordinary code has stored since the last fence, there is at least one since this thread's last
@@ -419,7 +424,8 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
       if (timed)
         timed->product_reads(
             slot_, running_,
-            tile_name(members_, shared_byte(first).value_or(0) - variables_.size()));
+            tile_name(members_, shared_byte(first).value_or(0) - variables_.size()),
+            shared_byte(first), bytes);
     });
   }
   const Internal internal(internal_);

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstring>
 
+#include "emulator/timeline.h"
+
 namespace attn::emulator {
 
 std::size_t Races::add_threads(std::size_t count) {
@@ -111,6 +113,10 @@ const std::string* Races::different_values() {
   const Stored s = *std::exchange(stored_, std::nullopt);
   if (std::memcmp(s.at, s.value.data(), s.bytes) == 0) return nullptr;
   error_ = text(s.before, s.now, (*s.name)(s.byte)) + ": two lanes store different values";
+  if (timeline)
+    timeline->race({error_, static_cast<std::int64_t>(s.byte),
+                    race_side(s.before, order_.index_in_block(s.before.thread), true),
+                    race_side(s.now, order_.index_in_block(s.now.thread), true)});
   return &error_;
 }
 
@@ -360,15 +366,24 @@ inline const std::string* Races::touch_cell(Access& now, const Memory& memory, S
                                             const Reader& anywhere, std::optional<Event>& same) {
   unsigned both = mask;
   if (const auto before = conflict(memory.shadow, group, c, now, both, same)) {
-    error_ = text(*before, {now, block_[now.thread]},
-                  memory.name(begin + static_cast<std::size_t>(std::countr_zero(both))));
+    const std::size_t byte = begin + static_cast<std::size_t>(std::countr_zero(both));
+    error_ = text(*before, {now, block_[now.thread]}, memory.name(byte));
+    if (timeline)
+      timeline->race({error_, memory.shadow.global ? -1 : static_cast<std::int64_t>(byte),
+                      race_side(*before, order_.index_in_block(before->thread),
+                                before->block == block_[now.thread]),
+                      race_side(now, order_.index_in_block(now.thread), true)});
     return &error_;
   }
   if (!memory.shadow.global && now.kind != Kind::write)
     for (std::size_t b = 0; b < Cell::kBytes && !never_written_; ++b)
-      if ((mask >> b & 1) && group.cell(c).writer_of(b) == 0)
+      if ((mask >> b & 1) && group.cell(c).writer_of(b) == 0) {
         never_written_ = memory.name(begin + b) + " was " + done({now, block_[now.thread]}) +
                          ", where no thread had written";
+        if (timeline)
+          timeline->race({*never_written_, static_cast<std::int64_t>(begin + b), {},
+                          race_side(now, order_.index_in_block(now.thread), true)});
+      }
   if (reads_only(now.kind)) {
     Reader reader = anywhere;
     reader.place_and_bytes |= mask;

@@ -21,6 +21,7 @@ std::string Timeline::warpgroup_name(std::size_t warp) {
 // ---- launches and blocks ------------------------------------------------------------------------
 
 void Timeline::begin_launch(std::size_t blocks, std::size_t per_sm, std::size_t resident) {
+  end_blocks();
   ++launch_;
   launch_begin_ = end_;
   blocks_.clear();
@@ -58,6 +59,8 @@ void Timeline::begin_block(std::size_t slot, const std::string& index, std::size
       (launch_ > 1 ? "launch " + std::to_string(launch_) + ", " : std::string()) + "block " +
           index + " on SM " + std::to_string(b->sm),
       b->warps.size());
+  if (blocks_[slot]) end_block(*blocks_[slot]);
+  if (shared_) shared_->add_block(b->number, threads);
   blocks_[slot] = std::move(b);
 }
 
@@ -152,6 +155,8 @@ bool Timeline::start_batch(std::size_t slot, std::size_t t) {
     batch->ordinary = l.ordinary;
     batch->special = l.special * costs::kExponential;
     batch->warp = t / kWarpSize;
+    batch->from = l.clock;
+    batch->code = l.ordinary;
     const std::size_t lanes = lanes_of(slot, t);
     Cycles begin = l.clock;
     if (l.written) transfer(slot, l.written * lanes, begin);
@@ -161,6 +166,7 @@ bool Timeline::start_batch(std::size_t slot, std::size_t t) {
       trace_.span(block(slot).number, 1 + batch->warp, "wait", "global loads", l.clock, begin);
       w.last_wait = begin;
     }
+    batch->begin = begin;
     w.batches.push_back(batch);
     if (begin == l.clock)
       go_on(slot, batch, begin);

@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "emulator/memory.h"
+#include "emulator/shared_trace.h"
 #include "emulator/trace.h"
 
 namespace attn::emulator {
@@ -64,7 +65,11 @@ void add_name(std::string& list, const std::string& name);
 /// is named by the slot of its block among the resident ones and its number in the block.
 class Timeline {
  public:
-  explicit Timeline(Trace& trace) : trace_(trace) {}
+  /// `shared`: also records what happens to shared memory; may be null.
+  explicit Timeline(Trace& trace, SharedTrace* shared = nullptr)
+      : trace_(trace), shared_(shared) {}
+  ~Timeline() { end_blocks(); }
+  Timeline(const Timeline&) = delete;
 
   // ---- launches and blocks ----------------------------------------------------------------------
   /// A launch of `blocks` blocks, of which `per_sm` fit on an SM and `resident` run at a time.
@@ -120,21 +125,37 @@ class Timeline {
   // ---- work in flight ---------------------------------------------------------------------------
   /// A copy to shared memory of the block in `owner`, which `barrier` counts.
   void copy(const void* barrier, std::size_t slot, std::size_t t, std::size_t owner,
-            std::size_t bytes, const std::string& name, const std::string& tile);
+            std::size_t bytes, const std::string& name, const std::string& tile,
+            std::optional<std::size_t> to);
   void copy_async(std::size_t slot, std::size_t t, std::size_t bytes, Place place,
-                  const std::string& tile);
+                  const std::string& tile, std::optional<std::size_t> to);
   void copy_commit(std::size_t slot, std::size_t t);
   void copy_wait(std::size_t slot, std::size_t t, std::size_t pending);
-  void store(std::size_t slot, std::size_t t, std::size_t bytes, const std::string& tiles);
+  /// `ranges`: what it reads of shared memory.
+  void store(std::size_t slot, std::size_t t, std::size_t bytes, const std::string& tiles,
+             std::vector<SharedTrace::Range> ranges);
   void store_commit(std::size_t slot, std::size_t t);
   void store_wait(std::size_t slot, std::size_t t, std::size_t pending, bool written);
   /// A product of this thread's warp with `columns` columns.
   void product(std::size_t slot, std::size_t t, std::size_t columns, Place place);
-  void product_reads(std::size_t slot, std::size_t t, const std::string& tile) {
+  void product_reads(std::size_t slot, std::size_t t, const std::string& tile,
+                     std::optional<std::size_t> first, std::size_t bytes) {
     add_name(lane(slot, t / 32 * 32).products_details.reads, tile);
+    if (shared_ && first) lane(slot, t / 32 * 32).products_ranges.emplace_back(*first, bytes);
   }
   void product_commit(std::size_t slot, std::size_t t);
   void product_wait(std::size_t slot, std::size_t t, std::size_t pending);
+
+  // ---- shared memory: bytes of the __shared__ variables, then of dynamic shared memory ----------
+  void shared_access(std::size_t slot, std::size_t t, Kind kind, const char* what,
+                     const Where& where, std::size_t byte, std::size_t bytes);
+  /// What lies there: before the block ends.
+  void shared_layout(std::size_t slot, const std::vector<StaticShared>& variables,
+                     std::size_t dynamic_bytes, const Members* members) {
+    if (shared_) shared_->layout(block(slot).number, variables, dynamic_bytes, members);
+  }
+  /// The running thread's access makes a race. Threads by their indices in their blocks.
+  void race(SharedTrace::Race race);
 
   // ---- marks ------------------------------------------------------------------------------------
   std::size_t open_marks() { return lane(running_.slot, running_.t).marks.size(); }
@@ -146,6 +167,7 @@ class Timeline {
   // Ordinary code of a warp between two instructions; its lanes run it at the same time.
   struct Batch {
     Cycles ordinary = 0, special = 0, end = 0;
+    Cycles from = 0, begin = 0, code = 0;  // of its first lane; `begin`: after its global loads
     std::size_t warp = 0;
     bool done = false;
     std::vector<Next> waiting;
@@ -169,6 +191,7 @@ class Timeline {
     Cycles products = 0;                              // since the last commit
     Cycles products_began = 0;
     Details products_details;
+    std::vector<SharedTrace::Range> products_ranges;
     Group open_stores;
     std::vector<Group> stores;
     std::vector<std::pair<const char*, Cycles>> marks;
@@ -181,6 +204,7 @@ class Timeline {
   };
   struct Running {
     std::size_t number = 0, sm = 0, lanes_left = 0;  // of the trace's blocks
+    bool ended = false;
     std::vector<Lane> lanes;
     std::vector<Warp> warps;
   };
@@ -201,6 +225,7 @@ class Timeline {
   };
   struct Sync {
     Cycles last = 0, ended = 0;
+    std::uint64_t number = 0;  // of its last completion, among those of all barriers
     Source source, ended_by;
   };
   struct At {
@@ -229,6 +254,11 @@ class Timeline {
   void after(Cycles clock, std::function<void()> happens) {
     events_.push({clock, ++event_, std::move(happens)});
   }
+  void end_block(Running& b);
+  void end_blocks();
+  void passed(std::size_t slot, std::size_t t, const Sync& barrier) {
+    if (shared_ && barrier.number > 0) shared_->passed(block(slot).number, t, 2 * barrier.number);
+  }
   bool start_batch(std::size_t slot, std::size_t t);
   void go_on(std::size_t slot, const std::shared_ptr<Batch>& batch, Cycles now);
   void submit(Unit& unit, Unit::Work work, Cycles now);
@@ -240,6 +270,7 @@ class Timeline {
   void record_wait(std::size_t slot, std::size_t t, const std::string& name, const Source& source);
 
   Trace& trace_;
+  SharedTrace* shared_;
   std::vector<std::unique_ptr<Running>> blocks_;  // by slot
   std::vector<Cycles> slot_free_;
   std::vector<std::unique_ptr<Sm>> sms_;
@@ -248,6 +279,7 @@ class Timeline {
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   Next running_{};
   std::size_t event_ = 0, launch_ = 0;
+  std::uint64_t completions_ = 0, meetings_ = 0;
   Cycles now_ = 0, launch_begin_ = 0, end_ = 0;
   double bytes_per_cycle_ = costs::kSmBytes;
   std::size_t special_ = 0, read_ = 0, written_ = 0;  // of the thread that runs
@@ -266,6 +298,9 @@ struct Uncounted {
     if (timeline) timeline->drop();
   }
 };
+
+/// One of the accesses of a race: by thread `index` of its block, the running one or not.
+SharedTrace::RaceSide race_side(const Races::Facts& access, std::size_t index, bool in_block);
 
 /// Marks of the thread that runs, as attn/span.h has them.
 std::size_t open_marks();

@@ -69,12 +69,14 @@ void Timeline::complete(const void* barrier) {
   Sync& s = syncs_[barrier];
   s.ended = s.last + costs::kBarrier;
   s.ended_by = std::exchange(s.source, {});
+  s.number = ++completions_;
   s.last = 0;
 }
 
 void Timeline::resume(const void* barrier, std::size_t slot, std::size_t t) {
   Lane& l = lane(slot, t);
   l.clock = std::max(l.clock, syncs_[barrier].ended);
+  passed(slot, t, syncs_[barrier]);
 }
 
 void Timeline::end_wait(const void* barrier, std::size_t slot, std::size_t t,
@@ -82,6 +84,7 @@ void Timeline::end_wait(const void* barrier, std::size_t slot, std::size_t t,
   Lane& l = lane(slot, t);
   const Sync& s = syncs_[barrier];
   l.clock = std::max(l.clock, s.ended);
+  passed(slot, t, s);
   record_wait(slot, t, name, s.ended_by);
 }
 
@@ -120,10 +123,12 @@ void Timeline::meet(std::size_t slot, std::size_t warp_number, unsigned mask, co
     if (mask >> l & 1) last = std::max(last, b.lanes[first + l].clock);
   last += cost;
   if (multiplies) last = multiply(slot, first, costs::kMma, last).first;
+  ++meetings_;
   for (std::size_t l = 0; l < kWarpSize; ++l)
     if (mask >> l & 1) {
       b.lanes[first + l].clock = last;
       b.lanes[first + l].batch = w.batches.size();
+      if (shared_) shared_->passed(b.number, first + l, 2 * meetings_ + 1);
     }
 }
 
@@ -149,7 +154,8 @@ std::pair<Cycles, Cycles> Timeline::multiply(std::size_t slot, std::size_t t, Cy
 }
 
 void Timeline::copy(const void* barrier, std::size_t slot, std::size_t t, std::size_t owner,
-                    std::size_t bytes, const std::string& name, const std::string& tile) {
+                    std::size_t bytes, const std::string& name, const std::string& tile,
+                    std::optional<std::size_t> to) {
   Lane& l = lane(slot, t);
   const auto [begin, end] = transfer(slot, bytes, l.clock + costs::kIssue);
   const std::size_t number = block(slot).number;
@@ -158,6 +164,9 @@ void Timeline::copy(const void* barrier, std::size_t slot, std::size_t t, std::s
   details.writes = tile;
   trace_.flight(block(owner).number, 1 + t / kWarpSize, "tma", "TMA " + name, l.clock,
                 end + costs::kTma, details);
+  if (shared_ && to)
+    shared_->flight(block(owner).number, t / kWarpSize, true, "TMA load", l.place, l.clock,
+                    end + costs::kTma, {{*to, bytes}});
   Sync& s = syncs_[barrier];
   // complete() adds the latency of a barrier, which is part of the copy's.
   if (const Cycles there = end + costs::kTma - costs::kBarrier; there >= s.last) {
@@ -168,7 +177,7 @@ void Timeline::copy(const void* barrier, std::size_t slot, std::size_t t, std::s
 }
 
 void Timeline::copy_async(std::size_t slot, std::size_t t, std::size_t bytes, Place place,
-                          const std::string& tile) {
+                          const std::string& tile, std::optional<std::size_t> to) {
   Lane& l = lane(slot, t);
   if (l.copied == 0) {
     l.copies_began = l.clock;
@@ -176,6 +185,11 @@ void Timeline::copy_async(std::size_t slot, std::size_t t, std::size_t bytes, Pl
     l.copies_tiles.clear();
   }
   add_name(l.copies_tiles, tile);
+  if (shared_ && to) {
+    constexpr std::size_t kWhole = 16;  // the rest is zeros
+    shared_->access(block(slot).number, t, {Kind::write, "cp.async", place, kWhole}, *to,
+                    {l.clock, 0, l.batch}, static_cast<std::int64_t>(l.copy_groups));
+  }
   l.copied += bytes;
   l.clock += 1;
 }
@@ -210,7 +224,7 @@ void Timeline::copy_wait(std::size_t slot, std::size_t t, std::size_t pending) {
 }
 
 void Timeline::store(std::size_t slot, std::size_t t, std::size_t bytes,
-                     const std::string& tiles) {
+                     const std::string& tiles, std::vector<SharedTrace::Range> ranges) {
   Lane& l = lane(slot, t);
   const auto [begin, end] = transfer(slot, bytes, l.clock + costs::kIssue);
   Details details{l.place, bytes};
@@ -218,6 +232,9 @@ void Timeline::store(std::size_t slot, std::size_t t, std::size_t bytes,
   details.reads = tiles;
   trace_.flight(block(slot).number, 1 + t / kWarpSize, "tma", "TMA store", l.clock,
                 end + costs::kTma, details);
+  if (shared_)
+    shared_->flight(block(slot).number, t / kWarpSize, false, "TMA store", l.place, l.clock, end,
+                    std::move(ranges));
   l.open_stores.read = end;
   l.open_stores.end = end + costs::kTma;
   l.open_stores.source = {block(slot).number, kTmaTrack, end - std::min<Cycles>(2, end - begin),
@@ -262,7 +279,11 @@ void Timeline::product_commit(std::size_t slot, std::size_t t) {
       Details details = l.products_details;
       details.reads.clear();
       trace_.busy(number, kTensorTrack, warpgroup_name(warp), begin, end, details);
-      details.reads = lane(slot, warp * kWarpSize).products_details.reads;
+      Lane& first = lane(slot, warp * kWarpSize);
+      details.reads = first.products_details.reads;
+      if (shared_)
+        shared_->flight(number, warp, false, "wgmma", details.source, l.products_began, end,
+                        std::exchange(first.products_ranges, {}));
       trace_.flight(number, 1 + t / kWarpSize, "wgmma", "wgmma of " + warpgroup_name(warp),
                     l.products_began, end + costs::kWgmmaLatency, details);
     }

@@ -20,6 +20,7 @@
 #include "check/operation.h"
 #include "run/schedule.h"
 #include "run/session.h"
+#include "run/timeline.h"
 #include "emulator/simt.h"
 
 namespace attn {
@@ -30,6 +31,25 @@ void print_nothing() {
   const int nowhere = open("/dev/null", O_WRONLY);
   dup2(nowhere, 1), dup2(nowhere, 2);
   close(nowhere);
+}
+
+// Records one launch. A page is written of a launch that fails, too.
+Status record(Session& session, const Step& step, const Request& r) {
+  Options options;
+  options.timeline = r.timeline;
+  RunResult run;
+  run.chapter = r.title;
+  run.problem = r.problem;
+  run.steps.emplace_back().step = r.variant;
+  OutputFile file("--timeline", r.timeline);
+  TimelineRecorder recorder(options, run);
+  Status status = recorder.record(session, step);
+  if (!status.ok()) {
+    run.steps.front().outcome = StepResult::Outcome::fail;
+    run.steps.front().reason = status.message;
+  }
+  recorder.write(file);
+  return status;
 }
 
 Reply answer(const Request& r) {
@@ -70,8 +90,9 @@ Reply answer(const Request& r) {
     return status.ok() ? reply : Reply::failure(status.message);
   }
   // An untimed launch loads the kernel first.
-  if (status.ok()) status = session.launch();
-  for (int n = 2; status.ok() && kept && n <= r.launches; ++n) {
+  if (status.ok())
+    status = r.timeline.empty() ? session.launch() : record(session, step, r);
+  for (int n = 2; status.ok() && kept && r.timeline.empty() && n <= r.launches; ++n) {
     status = session.launch();
     if (!status.ok())
       return Reply::failure(

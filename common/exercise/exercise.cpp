@@ -264,8 +264,10 @@ Varied answer_of(const Step& step, const Problem& p, const Request& request,
 }
 // The same for a problem. `turn`: another schedule, for a variation.
 Varied answered(const Step& step, const Problem& p, Backend backend, StudentProcess& student,
-                std::optional<uint64_t> turn = {}) {
+                std::optional<uint64_t> turn = {}, const std::string& timeline = "",
+                const std::string& title = "") {
   Request request = request_for(step, p, backend);
+  request.timeline = timeline, request.title = title;
   request.schedule += turn.value_or(0);
   request.quiet = turn.has_value();
   add_inputs(request, step, p);
@@ -370,28 +372,36 @@ void add_inputs(Request& request, const Step& step, const Problem& p) {
 }
 
 bool run_exercise(const Exercise& e, StudentProcess& student, uint64_t seed,
-                  std::optional<int> only) {
+                  std::optional<int> only, const std::string& timeline) {
   const Step& step = shipped_step(e);
+  const std::string judge = std::filesystem::canonical("/proc/self/exe").string();
+  const auto print_see_it = [&](int number) {
+    if (timeline.empty())
+      fmt::print("      see it: {} {} --seed {} --case {} --timeline {}.html\n", judge, e.name,
+                 seed, number, e.name);
+  };
   fmt::print("{} ({}, {})\n", e.name, e.kind, e.step);
   std::fflush(stdout);  // before the output of the student's program
-  if (e.judge) {
+  if (e.judge && timeline.empty()) {
     Request request;
     request.what = Request::What::probe;
     const Reply reply = student.ask(request);
     const auto verdict = reply.message.empty() ? e.judge(reply.probed()) : reply.message;
     if (verdict) {
       fmt::print("FAIL  {}\n", *verdict);
+      print_see_it(1);
       return false;
     }
   }
   std::vector<Backend> backends{Backend::emulated};
-  if (gpu_info().available && step.launch.gpu) backends.push_back(Backend::gpu);
+  if (gpu_info().available && step.launch.gpu && timeline.empty()) backends.push_back(Backend::gpu);
   int number = 0, passed = 0;
   for (const Backend backend : backends)
     for (const Problem& p : cases(step, seed)) {
       ++number;
       if (only && *only != number) continue;
-      const Varied answer = answered(step, p, backend, student);
+      const Varied answer =
+          answered(step, p, backend, student, {}, timeline, fmt::format("{} ({})", e.name, e.step));
       const char* where = backend == Backend::gpu ? "gpu" : "emulated";
       if (answer.reason == kNoGpuKernel && !only) {
         fmt::print("not run on the GPU: {}\n", kNoGpuKernel);
@@ -400,13 +410,14 @@ bool run_exercise(const Exercise& e, StudentProcess& student, uint64_t seed,
       if (answer.outcome != Varied::Outcome::pass) {
         fmt::print("FAIL  {}: {}\n      {}\n", where, p.text(), answer.reason);
         std::fflush(stdout);
+        if (!timeline.empty()) return false;
         if (const std::string launch = launch_text(step, p, backend, student); !launch.empty())
           fmt::print("        launch: {}\n", launch);
         if (const auto again = varied_text(varied(step, p, backend, student), answer.reason);
             !again.empty())
           fmt::print("        varied: {}\n", again);
-        fmt::print("      again: {} {} --seed {} --case {}\n",
-                   std::filesystem::canonical("/proc/self/exe").string(), e.name, seed, number);
+        fmt::print("      again: {} {} --seed {} --case {}\n", judge, e.name, seed, number);
+        if (backend == Backend::emulated) print_see_it(number);
         return false;
       }
       fmt::print("ok    {}: {}\n", where, p.text());

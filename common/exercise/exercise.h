@@ -49,8 +49,11 @@ void add_inputs(Request&, const Step&, const Problem& p);
 
 /// Runs the program on the problems of an exercise (or only on problem `only`), on the emulator,
 /// and on the GPU if there is one. Prints each problem and stops at the first failure: position,
-/// expected and actual value, and the command that reproduces it. Returns whether all passed.
-bool run_exercise(const Exercise&, StudentProcess&, uint64_t seed, std::optional<int> only);
+/// expected and actual value, the command that reproduces it, and the one that shows it as a page.
+/// `timeline`: writes that page of problem `only`, on the emulator, instead of judging the numbers
+/// of a probe. Returns whether all passed.
+bool run_exercise(const Exercise&, StudentProcess&, uint64_t seed, std::optional<int> only,
+                  const std::string& timeline = "");
 
 /// Speed of a student's version compared with the shipped one.
 struct Speed {

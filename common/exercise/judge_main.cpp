@@ -3,6 +3,7 @@
 //     judge_01_naive ex01a                       all problems of ex01a_student, in the same folder;
 //                                                exit 0, or 1
 //     judge_01_naive ex01a --seed 7 --case 4     one problem
+//     judge_01_naive ex01a --case 4 --timeline t.html    a page of that problem's launch
 //     judge_01_naive ex01a --result FILE         also writes the verdict as JSON; with --speed on a
 //                                                GPU the speed
 //     judge_01_naive ex01a --profile             one launch on a GPU, for ncu
@@ -17,12 +18,13 @@
 
 #include "attn/error.h"
 #include "exercise/exercise.h"
+#include "run/timeline_page.h"
 
 namespace attn {
 namespace {
 
 struct Options {
-  std::string exercise, program, variant = "student", result;
+  std::string exercise, program, variant = "student", result, timeline;
   uint64_t seed = 1;
   std::optional<int> only;
   double limit = 300;
@@ -44,6 +46,8 @@ void write_result(const Options& o, const std::optional<Speed>& speed, const Ste
 }
 
 int run(const Options& o) {
+  if (!o.timeline.empty() && !is_timeline_page(o.timeline))
+    throw InputError(fmt::format("--timeline {}: must end with .html", o.timeline));
   const std::vector<Exercise>& all = exercises();
   const auto e = std::ranges::find(all, o.exercise, &Exercise::name);
   if (e == all.end())
@@ -56,7 +60,8 @@ int run(const Options& o) {
   {
     StudentProcess student(o.program.empty() ? beside : o.program, o.variant, o.limit);
     if (o.profile) return profile_speed_problem(step, student, o.seed) ? 0 : 77;
-    passed = run_exercise(*e, student, o.seed, o.only);
+    passed = run_exercise(*e, student, o.seed, o.timeline.empty() ? o.only : o.only.value_or(1),
+                          o.timeline);
     if (passed && o.speed) speed = measure_speed(step, student, o.seed);
   }
   if (speed && !speed->wrong.empty()) {
@@ -87,6 +92,8 @@ int main(int argc, char** argv) {
   app.add_option("--limit", o.limit, "seconds for all problems together")
       ->check(CLI::PositiveNumber);
   app.add_option("--result", o.result, "file for the verdict, as JSON");
+  app.add_option("--timeline", o.timeline,
+                 "write a page of one problem's launch in the emulator to FILE.html (--case 1)");
   app.add_flag("--speed", o.speed, "on a GPU, time it and the shipped step");
   app.add_flag("--profile", o.profile, "launch once on the GPU, for a profiler");
   app.add_flag("--list", list, "the exercises of this chapter");

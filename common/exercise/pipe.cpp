@@ -107,6 +107,8 @@ std::string encoded(const Request& r) {
             {"schedule", r.schedule},
             {"launches", r.launches},
             {"quiet", r.quiet},
+            {"timeline", r.timeline},
+            {"title", r.title},
             {"problem", to_json(r.problem)},
             {"mask", to_json(r.problem.mask.get())},
             {"workspaces", json::array()},
@@ -210,6 +212,8 @@ std::optional<Request> read_request(int file) {
   head.at("schedule").get_to(r.schedule);
   head.at("launches").get_to(r.launches);
   head.at("quiet").get_to(r.quiet);
+  head.at("timeline").get_to(r.timeline);
+  head.at("title").get_to(r.title);
   r.problem = problem(head.at("problem"));
   for (const json& w : head.at("workspaces"))
     r.workspaces.push_back({w.at("name"), w.at("bytes"), w.at("saved")});

@@ -35,6 +35,8 @@ struct Request {
   /// For a step with a workspace that one launch leaves to the next. A third launch finds a counter
   /// that the second no longer resets.
   int launches = 3;
+  /// In the emulator: writes a page of the launch to this file. `title`: "ex01b (v5_async)".
+  std::string timeline, title;
   bool quiet = false;  ///< hides the kernel's output from now on
   /// Its seed is set for dropout only: a kernel must not know how its inputs were drawn.
   Problem problem;

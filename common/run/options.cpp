@@ -296,7 +296,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     throw InputError("--races: not with --check off, which runs nothing");
   if (!o.timeline.empty()) {
     for (const auto& [other, is_given] :
-         {std::pair{"--time", o.time}, {"--races", o.races}, {"--list", o.list},
+         {std::pair{"--time", o.time}, {"--list", o.list},
           {"--takes", o.takes}, {"--profile", !o.profile.empty()},
           {"--require-gpu", o.require_gpu}, {"--schedule", o.schedule.has_value()}})
       if (is_given)

@@ -129,7 +129,9 @@ class Run {
       if (StepResult& s = result_.steps[n]; s.outcome == StepResult::Outcome::fail)
         s.variations = diagnose(*plan[n].step, problem(), result_.backend, result_.schedule);
     print_variations(result_);
-    if (timeline_ && !failed_ && !device_failed_) timeline_->write(timeline_file);
+    // In the emulator a failure is worth looking at, up to the point where it ended the launch.
+    const bool recorded = result_.backend == Backend::emulated || !(failed_ || device_failed_);
+    if (timeline_ && recorded) timeline_->write(timeline_file);
     return finish(json_file, failed_ ? kCheckFailed : device_failed_ ? kDevice : kPass);
   }
 

@@ -40,7 +40,9 @@ Status TimelineRecorder::record_model(Session& session) {
   // Asynchronous work happens in memory when a thread waits for it: the clocks alone say when.
   emulator::early_copies = emulator::mixed_copies = false;
   emulator::late_warps = emulator::LateWarps::in_turn;  // where the schedule asks for the clocks
-  emulator::Timeline timeline(trace_);
+  if (is_timeline_page(options_.timeline))
+    shared_.emplace(static_cast<std::size_t>(options_.timeline_limit * kMega));
+  emulator::Timeline timeline(trace_, shared_ ? &*shared_ : nullptr);
   struct Modelled {
     explicit Modelled(emulator::Timeline& t) { emulator::timeline = &t; }
     ~Modelled() { emulator::timeline = nullptr; }
@@ -112,7 +114,21 @@ void TimelineRecorder::print_measured() const {
   if (!m.of.lost.empty()) fmt::print("timeline: {}\n", m.of.lost);
 }
 
-void TimelineRecorder::write(OutputFile& file) const {
+// The element with what happens to shared memory. It gets the room that spans leave, and at least a
+// third.
+std::string TimelineRecorder::shared_json(const std::string& about, std::size_t room,
+                                          std::string& left_out) {
+  const std::string begin = "</script>\n<script type=\"application/json\" id=\"memory\">";
+  std::string ignored;
+  constexpr std::size_t kLeftOut = 512;  // for what the file says of it
+  const std::size_t spans = trace_.json(about, room, ignored).size() + kLeftOut;
+  const std::size_t own = std::max(room - std::min(room, spans), room / 3);
+  const std::string text =
+      shared_->json(trace_.clock_mhz(), own - std::min(own, begin.size()), left_out);
+  return text.empty() ? "" : begin + text;
+}
+
+void TimelineRecorder::write(OutputFile& file) {
   const double us = static_cast<double>(measured_ ? measured_->of.end_ns : trace_.end()) /
                     trace_.clock_mhz();
   if (trace_.blocks() == 0) {
@@ -127,6 +143,8 @@ void TimelineRecorder::write(OutputFile& file) const {
   about["chapter"] = run_.chapter;
   about["step"] = run_.steps.front().step;
   about["operation"] = run_.operation;
+  if (run_.steps.front().outcome == StepResult::Outcome::fail)
+    about["failed"] = run_.steps.front().reason;
   about["problem"] = run_.problem.text();
   about["clock_mhz"] = measured_ ? rounded(measured_->clock_mhz) : emulator::kClockMhz;
   about[measured_ ? "measured_us" : "modelled_us"] = rounded(us);
@@ -147,9 +165,13 @@ void TimelineRecorder::write(OutputFile& file) const {
   const bool page = is_timeline_page(options_.timeline);
   const std::size_t limit = static_cast<std::size_t>(options_.timeline_limit * kMega);
   const std::size_t around = page ? kTimelinePageBegin.size() + kTimelinePageEnd.size() : 0;
-  std::string text = trace_.json(without_tags(about.dump()), limit - std::min(limit, around),
-                                 left_out);
-  if (page) text = std::string(kTimelinePageBegin) + text + std::string(kTimelinePageEnd);
+  const std::size_t room = limit - std::min(limit, around);
+  std::string text, shared, shared_left_out;
+  if (shared_) shared = shared_json(without_tags(about.dump()), room, shared_left_out);
+  text = trace_.json(without_tags(about.dump()), room - shared.size(), left_out);
+  if (!shared_left_out.empty()) left_out += (left_out.empty() ? "" : "; ") + shared_left_out;
+  if (page)
+    text = std::string(kTimelinePageBegin) + text + shared + std::string(kTimelinePageEnd);
   file.write(text);
   fmt::print("timeline: {}, {:.2f} MB, {} blocks, {:.1f} us{}{}\n", options_.timeline,
              static_cast<double>(text.size()) / kMega, about["blocks"].get<std::size_t>(), us,

@@ -7,6 +7,7 @@
 
 #include "attn/step.h"
 #include "attn/status.h"
+#include "emulator/shared_trace.h"
 #include "emulator/trace.h"
 #include "run/gpu_timeline.h"
 #include "run/options.h"
@@ -25,7 +26,7 @@ class TimelineRecorder {
   /// build that records. The outputs of the session are those of the recorded launch.
   Status record(Session& session, const Step& step);
   /// Writes the file and prints lines on what it has and what is left out.
-  void write(OutputFile& file) const;
+  void write(OutputFile& file);
 
  private:
   // What was measured on a GPU besides the events.
@@ -36,6 +37,7 @@ class TimelineRecorder {
     double cost() const { return recorded_us / plain_us - 1; }
   };
   Status record_model(Session&);
+  std::string shared_json(const std::string& about, std::size_t room, std::string& left_out);
   Status record_gpu(Session&, const Step&);
   void print_measured() const;
 
@@ -44,6 +46,7 @@ class TimelineRecorder {
   Step recorded_;          // launches the recorded build
   std::string step_file_;  // "06_flash_v3_hopper/v6_pingpong.cu"
   std::optional<Measured> measured_;
+  std::optional<emulator::SharedTrace> shared_;  // of a page of the emulator
   emulator::Trace trace_;
 };
 

@@ -146,7 +146,7 @@ judge() {  # EXERCISE SEED RUN OPTION...
 }
 failed() {  # EXERCISE RUN: the first failure, and the command that shows it again
   local log=$work/$1.$2.log
-  verdict[$1]="wrong: $(grep -A1 -m1 '^FAIL' "$log" | sed 's/^FAIL *//; s/^ *//' | grep -v '^again: ' | paste -sd ' ')"
+  verdict[$1]="wrong: $(grep -A1 -m1 '^FAIL' "$log" | sed 's/^FAIL *//; s/^ *//' | grep -v -e '^again: ' -e '^see it: ' | paste -sd ' ')"
   [[ ${verdict[$1]} != "wrong: " ]] || verdict[$1]="wrong: $(tail -n 1 "$work/$1.$2.err.log")"
   # With the student's paths, not those of the grader.
   again[$1]=$(sed -n 's,^ *again: .*/judge_,build/release/bin/judge_,p' "$log" | sed -n 1p)

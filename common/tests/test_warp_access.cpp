@@ -2,9 +2,12 @@
 // common/scripts/check_warp_access.sh compares them with a GPU.
 #include "emulator/warp_access.h"
 
+#include <algorithm>
+#include <array>
 #include <set>
 #include <string>
 
+#include "emulator/shared_trace.h"
 #include "tests/catch.h"
 #include "tests/warp_access_patterns.h"
 
@@ -28,6 +31,41 @@ TEST_CASE("the patterns of the GPU probe cost what they do by hand", "[warp_acce
     CHECK(predicted<decltype(pattern)>() == cost);
     CHECK(names.insert(name).second);
   });
+}
+
+// What a page of --timeline shows of an access.
+TEST_CASE("the lanes of each wavefront", "[warp_access]") {
+  const auto rows_of = [](auto address, int bytes) {
+    std::array<int64_t, 32> at{};
+    for (int lane = 0; lane < 32; ++lane) at[static_cast<std::size_t>(lane)] = address(lane);
+    return emulator::bank_rows(at, bytes);
+  };
+  const auto check = [&](auto address, int bytes) {
+    const SharedAccess all = shared_access(address, bytes);
+    const emulator::BankRows banks = rows_of(address, bytes);
+    CHECK(banks.wavefronts == all.wavefronts);
+    CHECK(banks.rows.size() == static_cast<std::size_t>(all.wavefronts));
+    CHECK(std::ranges::count(banks.extra, true) == all.conflicts());
+    std::set<int> lanes;
+    for (const std::vector<int>& row : banks.rows) lanes.insert(row.begin(), row.end());
+    int taking_part = 0;
+    for (int lane = 0; lane < 32; ++lane) taking_part += address(lane) >= 0;
+    CHECK(lanes.size() == static_cast<std::size_t>(taking_part));
+  };
+  for (const int bytes : {4, 8, 16})
+    for (const int64_t stride : {0, 1, 2, 3, 8, 9, 16, 32, 33}) {
+      INFO(bytes << " bytes, stride " << stride);
+      check([=](int lane) { return bytes * stride * lane; }, bytes);
+      check([=](int lane) { return bytes * (lane * 7 % 32) * stride; }, bytes);
+      check([=](int lane) { return lane % 3 == 0 ? -1 : bytes * stride * lane; }, bytes);
+    }
+  // Lanes of one word share a wavefront; 2-byte accesses are to words.
+  CHECK(rows_of([](int lane) { return int64_t{2} * lane; }, 2).rows.size() == 1);
+  CHECK(rows_of([](int lane) { return int64_t{64} * lane; }, 2).rows.size() == 16);
+  const auto column = rows_of([](int lane) { return int64_t{128} * lane; }, 4);
+  CHECK(column.rows[5] == std::vector{5});
+  CHECK(!column.extra[0]);
+  CHECK(column.extra[5]);
 }
 
 TEST_CASE("sectors of global memory", "[warp_access]") {

@@ -34,7 +34,7 @@ function groupHues(t) {
 function readColours(view) {
   const style = getComputedStyle(document.documentElement);
   for (const name of ['ink', 'soft', 'paper', 'panel', 'line', 'link', 'range', 'fill', 'wait',
-                      'bar', 'strong', 'colour'])
+                      'bar', 'strong', 'colour', 'wrong', 'wrongFill', 'rightFill'])
     view.colours[name] = style.getPropertyValue('--' + name).trim();
 }
 

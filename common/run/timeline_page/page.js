@@ -12,6 +12,7 @@ const timeline = (() => {
   function drawNow() {
     pending = false;
     draw(t, view, context);
+    if (view.overlay) view.overlay(context);
   }
   function redraw() {
     if (!pending) requestAnimationFrame(drawNow);
@@ -307,6 +308,8 @@ const timeline = (() => {
     if (!pointers.delete(event.pointerId) || event.type !== 'pointerup' || drag.moved) return;
     const at = place(event), item = itemAt(at.y);
     if (drag.range) return setRange(null);
+    if (view.clicked && at.x > view.labels)
+      view.clicked(timeOf(view, at.x), item && item.block);
     if (item && !item.lane) return toggle(item.block);
     select(spanAt(at.x, at.y));
   };
@@ -330,7 +333,8 @@ const timeline = (() => {
   const about = t.about;
   document.title = $('title').textContent = [about.chapter, about.step].join(' ');
   const what = `${inMicroseconds(t.end, 100)} us, ${about.what}`;
-  $('about').textContent = [about.warning, what, about.problem,
+  $('about').textContent = [about.warning, about.failed && 'Failed: ' + about.failed, what,
+                            about.problem,
                             about.lost && 'Lost: ' + about.lost,
                             about.left_out && 'Left out: ' + about.left_out]
     .filter(Boolean).join('. ');
@@ -352,7 +356,8 @@ const timeline = (() => {
   showDetails();
   showSummary();
   return {data: t, view, hits, show, zoom, pan, select, spanAt, rowY: i => rowY(t, view, i),
-          xOf: time => xOf(view, time), search, step, setRange, openAll, draw: drawNow,
+          xOf: time => xOf(view, time), keys, element, link, redraw,
+          search, step, setRange, openAll, draw: drawNow,
           firstPicture: performance.now()};
 })();
 window.timeline = timeline;

@@ -81,7 +81,6 @@ refusals() {
       --timeline "$t" --step v3 --device gpu
   fi
   refused 'not together with --time: ' --timeline "$t" --step v6 --time
-  refused 'not together with --races: ' --timeline "$t" --step v6 --races
   refused 'not together with --profile: ' --timeline "$t" --profile v6
   refused 'not together with --schedule: ' --timeline "$t" --step v6 --schedule 3
   refused '--timeline-limit: needs --timeline FILE' --step v6 --timeline-limit 1
