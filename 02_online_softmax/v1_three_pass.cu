@@ -4,8 +4,8 @@
 // change    Three passes over the row: max, sum of exp(x - max), normalisation.
 // why       Each pass needs the complete result of the previous one, so a row that no cache holds
 //           is read three times.
-// expect    3 reads and 1 write of HBM if the rows in flight exceed L2; close to 1 read and 1 write for
-//           rows well below 31 KB: L2 holds all rows in flight. ncu: dram__bytes_read.sum
+// expect    3 reads and 1 write of HBM if the rows in flight exceed L2; close to 1 read and 1 write
+//           for rows well below 31 KB: L2 holds all rows in flight. ncu: dram__bytes_read.sum
 // supports  fp32, fp16, bf16; any number of rows and columns
 #include "attn/kernel.h"
 
