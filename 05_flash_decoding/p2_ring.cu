@@ -1,4 +1,4 @@
-// p2_ring: K and V travel around a ring of ranks, next to the attention to those of the last hop.
+// p2_ring: K and V travel around a ring; a rank attends to those of a hop while the next arrive.
 //
 // parent    p1_all_gather
 // change    In each hop a rank sends the K and V that it multiplies to the next rank, and receives
@@ -32,8 +32,8 @@ void run(const ForwardShard& s) {
   attention.begin();
   const std::byte* kv = bytes_at(rank, "kv");
   for (std::size_t hop = 0; hop < owners.size(); ++hop) {
-    // The buffer that is received into was read by the last hop but one: the exchange begins when
-    // the launches of the last hop are complete.
+    // The previous hop has read the buffer that is received into: the exchange begins when the
+    // launches of that hop are complete.
     const bool more = hop + 1 < owners.size();
     std::byte* const other = bytes_at(rank, hop % 2 == 0 ? "kv_0" : "kv_1");
     Ticket ticket = 0;

@@ -1,9 +1,9 @@
 // v5_packed_rows: PackGQA, the rows of a K/V head fill the M dimension of an MMA.
 //
 // parent    v4_gqa
-// change    Up to 16 queries of all heads of a group go through tensor cores, as in chapter 04.
-//           CUDA cores only compute the softmax. ldmatrix reads data that other lanes copied, so
-//           tiles are swizzled, and __syncwarp follows the wait for the copies.
+// change    Up to 16 rows, the queries of all heads of a group, go through tensor cores, as in
+//           chapter 04. CUDA cores only compute the softmax. ldmatrix reads 8 rows at once, so
+//           tiles are swizzled, and data that other lanes copied, so __syncwarp follows the wait.
 // why       An MMA has 16 rows and takes the same time for 1 as for 16.
 // expect    time flat in the group size; sm__inst_executed.sum falls by the group size
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA

@@ -1,8 +1,9 @@
 // f2_p_scale: scale P by 2^8 into e4m3's range; visit key tiles in reverse order.
 //
 // parent    f1_fp8
-// change    P is relative to the row max less 8, so it ends at 2^8 at no cost; the lazy rescale may
-//           let it grow only to e4m3's largest, 448. Key tiles are visited from last to first.
+// change    The softmax subtracts the row max minus 8, so P reaches 2^8 at no cost; the lazy
+//           rescale may let it grow only to e4m3's largest, 448. Key tiles are visited from last
+//           to first.
 // why       P of f1 is mostly far below 1, and e4m3 loses a bit per power of 2 below 2^-6: 2^-10
 //           rounds to 0. An attention sink, a first key with most of the weight, is visited after
 //           the other keys have been summed; visited first, it would round their P to 0.
