@@ -348,7 +348,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
     const WorkTile& work = smem.work[q.count % kWorkRing];
     last_key = work.seqlen_k - 1;
-    kv_range = work.kv_range;  // never empty: a fully masked tile has one block, all of it masked
+    kv_range = work.kv_range;  // never empty: the producer of Q skips empty tiles
     const bool more = work.row0 >= 0;
     __syncwarp();  // all lanes have read `work` before lane 0 arrives
     return more;
