@@ -51,7 +51,7 @@ template <class Config>
 struct SharedStorage {
   alignas(16) uint8_t sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kRowBytes];
   alignas(16) uint8_t sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kRowBytes];
-  // Padded to two keys: a 16-byte copy holds the descales of two keys and starts at an even key.
+  // Padded by two keys: a 16-byte copy holds the descales of two keys and starts at an even key.
   alignas(16) uint2 sDescale[Config::kNumWarps][Config::kStages][Config::kBlockN + 2];
   alignas(16) __half sQ[Config::kRows][Config::kHeadDim];
   float sQScale[Config::kRows], sQSum[Config::kRows];  // per row of Q: its power of 2; its sum

@@ -2,10 +2,10 @@
 //
 // parent    q8_tuned
 // change    The tensor core accumulates 4096 keys: 32 visited blocks (d=256: 64), wherever they
-//           are. So V loses one mean per head, and the epilogue adds it back with the scales,
-//           before the division by l. Three kernels precede the choice instead of seven: the block
-//           means of K, which the choice needs, give the mean of all keys, and V is measured in
-//           the same launch (two_readings.h).
+//           are. So one mean per head is subtracted from V, and the epilogue adds it back with the
+//           scales, before the division by l. Three kernels precede the choice instead of seven:
+//           the block means of K, which the choice needs, give the mean of all keys, and V is
+//           measured in the same launch (two_readings.h).
 // why       s8's attention is q5's, with P V added to O per block, and its passes take as long as
 //           the choice saves at short lengths.
 // expect    time of phases "measure" to "order" and of "attention" shorter than s8's
