@@ -185,8 +185,9 @@ std::string tree_figure(const std::string& chapter, const fs::path& page) {
   const std::vector<StepSource> sources = sources_of(page, chapter);
   const std::vector<TreeRow> rows = step_tree(sources, {});
   std::string text =
-      "Lines without ├─ are the trunk: each step's parent is the line without ├─ above it. A "
-      "branch (├─) has the step that it hangs from as its parent.\n\n```text\n";
+      "Lines that begin with a name are the trunk: each step's parent is the trunk line above it, "
+      "unless it names one. A branch begins with ├─ below its parent and goes on with │.\n\n"
+      "```text\n";
   for (std::size_t i = 0; i < rows.size(); ++i) {
     // A line on the left of a branch leads from its parent to the next step at the parent's depth.
     for (int depth = 0; depth < rows[i].depth; ++depth) {
