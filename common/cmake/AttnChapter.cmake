@@ -121,6 +121,11 @@ function(attn_add_kernels target)
       add_library(${target}_recorded OBJECT EXCLUDE_FROM_ALL ${recorded})
       attn_gpu_settings(${target}_recorded "${arg_HOPPER}")
       target_include_directories(${target}_recorded PRIVATE ${PROJECT_SOURCE_DIR})
+      # Registers that one asm statement declares for all (attn/record.h) need every call inlined,
+      # and nvcc's fast compilation inlines less. Its last level counts.
+      if(CMAKE_CUDA_FLAGS MATCHES "-Ofc|--Ofast-compile")
+        target_compile_options(${target}_recorded PRIVATE -Ofc=0)
+      endif()
       set(${target}_RECORDED $<TARGET_OBJECTS:${target}_recorded> PARENT_SCOPE)
     endif()
     if(ATTN_TOGETHER GREATER 1)
