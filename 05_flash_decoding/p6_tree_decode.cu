@@ -1,8 +1,8 @@
 // p6_tree_decode: the cache of a sequence on several ranks; partial results are merged.
 //
 // parent    v13_even_splits
-// change    Each rank holds a part of every sequence's keys and runs the parent's kernel on it. The
-//           result, O and lse in fp32, is one message to every other rank (an all-gather). Every
+// change    Each rank holds a part of every sequence's keys and runs the parent's kernel on it,
+//           with O in fp32. O and lse are one message to every other rank (an all-gather). Every
 //           rank merges the results, in the order of the ranks.
 // why       A cache that does not fit on one GPU, and the read bandwidth of several. A message has
 //           one row of O per query and head, independent of the cache's length.

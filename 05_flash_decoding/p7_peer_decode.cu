@@ -359,7 +359,7 @@ Status attend(const std::vector<DecodeShard>& shards, int rank, const Schedule& 
     peers.world = s.rank.world(), peers.rank = s.rank.index();
     peers.rows = static_cast<int>(s.rows()), peers.head_dim = Config::kHeadDim;
     peers.epoch = epoch;
-    peers.most_ns = 60'000'000'000ull;
+    peers.most_ns = static_cast<unsigned long long>(2e9 * timeout_of(p));  // the host ends first
     for (int n = 0; n < peers.world; ++n) {
       peers.parts[n] = static_cast<float*>(s.rank.peer(n).buffer("parts"));
       peers.flags[n] = static_cast<unsigned*>(s.rank.peer(n).buffer("flags"));

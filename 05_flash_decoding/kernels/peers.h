@@ -24,7 +24,7 @@ struct Peers {
   unsigned* flags[kMaxRanks];  // [row blocks][kMaxRanks]: by sender
   int world, rank, rows, head_dim;
   unsigned epoch;
-  unsigned long long most_ns;  // a wait ends by itself
+  unsigned long long most_ns;  // a longer wait ends the launch with an error
 
   __device__ int64_t size() const { return part_floats(rows, head_dim); }
   __device__ const float* own() const { return parts[rank] + epoch % 2 * world * size(); }
@@ -55,6 +55,7 @@ __device__ __forceinline__ void wait_for_peers(const Peers& peers, int row_block
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
     do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     while (system_flag_load(theirs) != peers.epoch && now - begin < peers.most_ns);
+    if (now - begin >= peers.most_ns) __trap();  // rather than merge what has not arrived
 #endif
   }
   __syncthreads();  // the rows of all ranks are visible

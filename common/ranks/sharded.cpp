@@ -126,11 +126,15 @@ struct Tokens {
 
 }  // namespace
 
+double timeout_of(const Problem& p) {
+  const auto given = p.own.find("timeout");
+  return given == p.own.end() ? 30 : given->second[0];
+}
+
 Status run_ranks(const Arguments& args, const Program& program,
                  const std::function<void(Rank&)>& finish) {
   const std::vector<int> devices = devices_of(args.problem);
-  const auto given = args.problem.own.find("timeout");
-  const double timeout_s = given == args.problem.own.end() ? 30 : given->second[0];
+  const double timeout_s = timeout_of(args.problem);
   if (args.backend == Backend::emulated)
     return run_emulated(static_cast<int>(devices.size()), program, finish, timeout_s);
   const auto transport = args.problem.own.find("transport");

@@ -98,6 +98,8 @@ std::vector<Workspace> workspaces_of_backward(const Problem&);
 /// Copies rows between buffers of any devices: `width` bytes each, so many bytes apart.
 void copy_rows(Backend, void* to, int64_t to_pitch, const void* from, int64_t from_pitch,
                int64_t width, int64_t rows);
+/// Seconds after which a wait for another rank ends the run (--timeout).
+double timeout_of(const Problem&);
 /// Runs a program on the ranks of a problem, on GPUs or emulated.
 Status run_ranks(const Arguments&, const Program&, const std::function<void(Rank&)>& finish);
 

@@ -80,7 +80,7 @@ std::string code_fence(const Lines& words, const fs::path& folder, const std::st
   Lines lines(region.lines.begin() + static_cast<std::ptrdiff_t>(first - 1),
               region.lines.begin() + static_cast<std::ptrdiff_t>(last));
   outdent(lines);
-  return fmt::format("{}\n\n```cpp\n{}\n```\n",
+  return fmt::format("{}\n```cpp\n{}\n```\n",
                      link(words[1], region.numbers[first - 1], region.numbers[last - 1]),
                      fmt::join(lines, "\n"));
 }
@@ -115,7 +115,7 @@ std::string diff_fence(const Lines& words, const fs::path& folder, const std::st
   if (lines.size() > kMaxDiffLines)
     throw InputError(
         fmt::format("{}: {} lines, at most {}", where, lines.size(), kMaxDiffLines));
-  return fmt::format("{} to {}\n\n```diff\n{}\n```\n",
+  return fmt::format("{} to {}\n```diff\n{}\n```\n",
                      link(words[1], a.numbers.front(), a.numbers.back()),
                      link(words[2], b.numbers.front(), b.numbers.back()), fmt::join(lines, "\n"));
 }

@@ -51,14 +51,14 @@ TEST_CASE("a fence has the lines of its region, moved to the left, and a link to
           "[fences]") {
   const Folder f;
   CHECK(f.fill("code: a.cu one") ==
-        "# Page\n\n<!-- code: a.cu one -->\n[a.cu, lines 3 to 7](a.cu#L3-L7)\n\n```cpp\nint a;\n"
+        "# Page\n\n<!-- code: a.cu one -->\n[a.cu, lines 3 to 7](a.cu#L3-L7)\n```cpp\nint a;\n"
         "  int b;\nint c;\n```\n<!-- end code -->\nrest\n");
-  CHECK(f.fill("code: many.cu many 3-4").find("(many.cu#L4-L5)\n\n```cpp\nline3;\nline4;\n```\n") !=
+  CHECK(f.fill("code: many.cu many 3-4").find("(many.cu#L4-L5)\n```cpp\nline3;\nline4;\n```\n") !=
         std::string::npos);
   const std::string loop = "#pragma unroll\nfor (;;) {\n#pragma unroll\n  a();\n}\n";
   CHECK(f.fill("code: loop.cu loop").find(loop) != std::string::npos);
   // Marks of timelines are left out, and do not count.
-  CHECK(f.fill("code: marks.cu marks 1-2").find("lines 3 to 5](marks.cu#L3-L5)\n\n```cpp\na();\n"
+  CHECK(f.fill("code: marks.cu marks 1-2").find("lines 3 to 5](marks.cu#L3-L5)\n```cpp\na();\n"
                                                 "b();\n```\n") != std::string::npos);
   // Filling it again changes nothing.
   const std::string once = f.fill("code: a.cu one");

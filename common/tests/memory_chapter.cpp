@@ -4,9 +4,11 @@
 #include "attn/kernel.h"
 #include "check/operation.h"
 #include "ptx/cp_async.h"
+#include "tests/small_step.h"
 
 namespace {
 using namespace attn;
+using attn::tests::small_step;
 
 enum class Tile { unpadded, padded, swizzled };
 
@@ -68,28 +70,14 @@ Status launch(const Arguments& args) {
                        args.out<float>("o"), args.out<float>("lse"), shape_of(p));
 }
 
-Step step(const char* name, LaunchFunction function) {
-  return {.name = name,
-          .operation = &forward(),
-          .idea = "one thread per row",
-          .support = "fp32 without a mask",
-          .refuses = [](const Problem& p) -> std::optional<std::string> {
-            if (p.dtype == DType::fp32 && !p.causal && p.heads == p.kv_heads) return std::nullopt;
-            return "fp32 without a mask only";
-          },
-          .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
-          .cost = [](const Problem&) { return Cost{Phase{.name = "attention"}}; },
-          .launch = {nullptr, function}};
-}
-
 }  // namespace
 
 const attn::Chapter& attn::chapter() {
   static const Chapter c{"memory",
                          "tiles in shared memory",
-                         {step("v1_unpadded", launch<Tile::unpadded, true>),
-                          step("v2_padded", launch<Tile::padded, true>),
-                          step("v3_swizzled", launch<Tile::swizzled, true>),
-                          step("v4_race", launch<Tile::padded, false>)}};
+                         {small_step("v1_unpadded", launch<Tile::unpadded, true>),
+                          small_step("v2_padded", launch<Tile::padded, true>),
+                          small_step("v3_swizzled", launch<Tile::swizzled, true>),
+                          small_step("v4_race", launch<Tile::padded, false>)}};
   return c;
 }

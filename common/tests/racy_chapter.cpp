@@ -3,9 +3,11 @@
 /// detects.
 #include "attn/kernel.h"
 #include "check/operation.h"
+#include "tests/small_step.h"
 
 namespace {
 using namespace attn;
+using attn::tests::small_step;
 
 // Neighbouring threads exchange flags, without a barrier in the racy version. One thread per row,
 // dot products as in the formula. The test of --races names the lines of the two accesses.
@@ -48,25 +50,12 @@ Status launch(const Arguments& args) {
                        args.out<float>("lse"), shape_of(p));
 }
 
-Step step(const char* name, LaunchFunction function) {
-  return {.name = name,
-          .operation = &forward(),
-          .idea = "a row a thread",
-          .support = "fp32 without a mask",
-          .refuses = [](const Problem& p) -> std::optional<std::string> {
-            if (p.dtype == DType::fp32 && !p.causal && p.heads == p.kv_heads) return std::nullopt;
-            return "fp32 without a mask only";
-          },
-          .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
-          .cost = [](const Problem&) { return Cost{Phase{.name = "attention"}}; },
-          .launch = {nullptr, function}};
-}
-
 }  // namespace
 
 const attn::Chapter& attn::chapter() {
   static const Chapter c{"racy",
                          "right numbers, and a race",
-                         {step("v1_barrier", launch<true>), step("v2_no_barrier", launch<false>)}};
+                         {small_step("v1_barrier", launch<true>),
+                          small_step("v2_no_barrier", launch<false>)}};
   return c;
 }

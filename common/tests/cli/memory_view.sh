@@ -7,7 +7,9 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-fail() { echo "FAILED: $*"; exit 1; }
+# shellcheck source=common/tests/cli/browser.sh
+source "$here/browser.sh"
+
 # record STEP FILE [OPTION ...]: exit status in $status
 record() {
   status=0
@@ -18,43 +20,12 @@ line_of() { grep -n "at: $1\$" "$here/../memory_chapter.cpp" | cut -d: -f1; }
 
 # use PAGE WIDTH light|dark EXPECTED: runs memory_view_test.js in the page.
 use() {
-  local name browser=
-  for name in chromium chromium-browser google-chrome; do
-    if browser=$(command -v "$name"); then break; fi
-  done
-  if [[ -z $browser ]]; then
-    echo "skipped: no Chromium (Debian's package chromium)"
-    exit 77
-  fi
   {
     echo "const expected = {lines: {copy: $(line_of copy), write: $(line_of write)," \
       "read: $(line_of read)}, $4};"
     cat "$here/memory_view_test.js"
   } >"$work/test.js"
-  "$python" "$here/timeline_page.py" with_test "$1" "$work/test.js" "$work/test.html"
-  local page=$work/test.html scheme=1
-  if [[ $2 -lt 500 ]]; then  # Chromium's windows are wider
-    page=$work/frame.html
-    cat >"$page" <<HTML
-<iframe id="frame" src="test.html" style="width: $2px; height: 844px; border: 0"></iframe>
-<pre id="result"></pre>
-<script>
-onload = () => {
-  const inside = document.getElementById('frame').contentDocument;
-  document.getElementById('result').textContent = inside.getElementById('result').textContent;
-};
-</script>
-HTML
-  fi
-  if [[ $3 == dark ]]; then scheme=0; fi
-  timeout 120 "$browser" --headless --no-sandbox --disable-gpu --user-data-dir="$work/profile" \
-    --blink-settings="preferredColorScheme=$scheme" --allow-file-access-from-files \
-    --window-size="$(($2 < 500 ? 600 : $2)),1000" --dump-dom "file://$page" \
-    >"$work/dom" 2>"$work/browser" || fail "$(cat "$work/browser")"
-  sed -n '/>RESULT$/,/^END/p' "$work/dom" >"$work/result"
-  grep -v -e 'RESULT' -e '^END' "$work/result" || fail "no result: $(tail -5 "$work/browser")"
-  ! grep -q FAILED "$work/result" || fail "see above"
-  grep -qx "$3" "$work/result" || fail "not $3"
+  use_page "$1" "$work/test.js" "$2" 1000 "$3"
 }
 
 unpadded() {

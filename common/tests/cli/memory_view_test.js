@@ -162,7 +162,6 @@
     }
     times.sort((a, b) => a - b);
     lines.push(`pan with the panel ${times[10].toFixed(1)} ms`);
-    check(times[10] < 500, 'panning is slow');  // on a busy machine
     const begin = performance.now();
     moment(data.end / 3);
     map.getContext('2d').getImageData(0, 0, 1, 1);

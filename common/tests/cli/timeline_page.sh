@@ -7,7 +7,9 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-fail() { echo "FAILED: $*"; exit 1; }
+# shellcheck source=common/tests/cli/browser.sh
+source "$here/browser.sh"
+
 # record FILE [OPTION ...]
 record() {
   "$hopper" --device emulated --step v6 --seqlen 512 --head-dim 128 --heads 1 --timeline "$@" \
@@ -15,44 +17,8 @@ record() {
 }
 edit() { "$python" "$here/timeline_page.py" "$@"; }
 
-need_browser() {
-  local name
-  for name in chromium chromium-browser google-chrome; do
-    if browser=$(command -v "$name"); then return; fi
-  done
-  echo "skipped: no Chromium (Debian's package chromium)"
-  exit 77
-}
-
-# use PAGE WIDTH light|dark: runs timeline_page_test.js in the page, and prints what it found.
-use() {
-  edit with_test "$1" "$here/timeline_page_test.js" "$work/test.html"
-  # Chromium's windows are at least 500 pixels wide: a frame may be narrower.
-  local page=$work/test.html
-  if [[ $2 -lt 500 ]]; then
-    page=$work/frame.html
-    cat >"$page" <<HTML
-<iframe id="frame" src="test.html" style="width: $2px; height: 844px; border: 0"></iframe>
-<pre id="result"></pre>
-<script>
-onload = () => {
-  const inside = document.getElementById('frame').contentDocument;
-  document.getElementById('result').textContent = inside.getElementById('result').textContent;
-};
-</script>
-HTML
-  fi
-  local scheme=1
-  [[ $3 == dark ]] && scheme=0
-  timeout 120 "$browser" --headless --no-sandbox --disable-gpu --user-data-dir="$work/profile" \
-    --blink-settings="preferredColorScheme=$scheme" --allow-file-access-from-files \
-    --window-size="$(($2 < 500 ? 600 : $2)),900" --dump-dom "file://$page" \
-    >"$work/dom" 2>"$work/browser" || fail "$(cat "$work/browser")"
-  sed -n '/>RESULT$/,/^END/p' "$work/dom" >"$work/result"
-  grep -v -e 'RESULT' -e '^END' "$work/result" || fail "no result: $(tail -5 "$work/browser")"
-  ! grep -q FAILED "$work/result" || fail "see above"
-  grep -qx "$3" "$work/result" || fail "not $3"
-}
+# use PAGE WIDTH light|dark
+use() { use_page "$1" "$here/timeline_page_test.js" "$2" 900 "$3"; }
 
 same_data() {  # as the JSON file of the same run, and a limit counts the whole page
   record "$work/t.html"
