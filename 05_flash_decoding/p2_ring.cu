@@ -11,7 +11,7 @@
 // source    Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers" (arXiv 2310.01889)
 #include "kernels/shard_attention.h"
 
-ATTN_ATTENTION_OF(p1_all_gather, const ranks::Accumulation&, int);
+ATTN_ATTENTION_OF(p1_all_gather, const attn::ranks::Accumulation&, int);
 
 namespace ATTN_BACKEND::p2_ring {
 using namespace attn;

@@ -12,7 +12,7 @@
 //           2311.09431), which deals out single tokens instead
 #include "kernels/shard_attention.h"
 
-ATTN_ATTENTION_OF(p1_all_gather, const ranks::Accumulation&, int);  // launched by p2_ring
+ATTN_ATTENTION_OF(p1_all_gather, const attn::ranks::Accumulation&, int);  // launched by p2_ring
 
 namespace ATTN_BACKEND::p2_ring {
 void prepare(const attn::ranks::ForwardShard&);

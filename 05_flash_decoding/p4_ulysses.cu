@@ -13,7 +13,7 @@
 // source    Jacobs et al., "DeepSpeed Ulysses" (arXiv 2309.14509)
 #include "kernels/shard_attention.h"
 
-ATTN_ATTENTION_OF(p1_all_gather, const ranks::Accumulation&, int);
+ATTN_ATTENTION_OF(p1_all_gather, const attn::ranks::Accumulation&, int);
 
 namespace ATTN_BACKEND::p4_ulysses {
 using namespace attn;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attn/kernel.h"
+#include "kernels/accumulation.h"
 #include "kernels/hopper/fragments.h"
 #include "kernels/hopper/tensor_maps.h"
 #include "kernels/hopper/tile_order.h"
@@ -10,17 +11,10 @@
 
 namespace ATTN_BACKEND::ranks {
 using namespace attn;
+using namespace attn::ranks;
 using namespace hopper;
 
-// What becomes of the result of a row. Rows are counted from the first row of the block; `split`:
-// those from there on belong to the second part of the rank's queries.
 //! [accumulators]
-struct Accumulation {
-  int64_t lse_stride;  // rows of the shard: lse is [Hq, rows]
-  int split;
-  unsigned first, last;  // bit n, of part n: nothing was accumulated before; nothing follows
-  __device__ unsigned bit(int row) const { return row < split ? 1 : 2; }
-};
 template <class Element>
 struct Accumulators {
   Element* o;    // [rows, Hq, d]: after the last block

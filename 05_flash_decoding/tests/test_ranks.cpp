@@ -237,6 +237,18 @@ TEST_CASE("ranks: results have the same bits under any schedule and delivery",
   }
 }
 
+TEST_CASE("ranks: a second and a third run in the same buffers are right", "[emulated][ranks]") {
+  for (const Step& step : chapter().steps) {
+    if (!takes(step, "devices")) continue;
+    Problem p = problem(step.operation->name == "decode" ? 4 : 200, 200, 64, DType::bf16);
+    p.heads = 6, p.kv_heads = 3, p.causal = true;
+    p = on_ranks(p, 3);
+    p.finish();
+    INFO(step.name);
+    CHECK(result_of(step, p, {.runs = 3}) == "");
+  }
+}
+
 TEST_CASE("ranks: a lost message ends in a time-out that names it", "[emulated][ranks]") {
   for (const Step& step : chapter().steps) {
     if (!takes(step, "devices") || step.name == "p7_peer_decode") continue;

@@ -428,18 +428,21 @@ endfunction()
 # namespace <name>. A copy has only the kernels that small tests run: of 16 bits only bf16, head
 # dims up to 64.
 function(attn_step_copy out step name text)
-  # Also of headers that the text already contains.
+  # Also of headers that the text already contains, but not those of other steps (v7_name).
   string(REGEX MATCHALL "namespace ATTN_BACKEND::[a-z0-9_]+ {" spaces "${text}")
   list(REMOVE_DUPLICATES spaces)
   foreach(space IN LISTS spaces)
     string(REGEX REPLACE ".*::([a-z0-9_]+) {" "\\1" space "${space}")
-    if(NOT space STREQUAL step)
+    if(NOT space STREQUAL step AND NOT space MATCHES "^[a-z][0-9]+_")
       string(REPLACE "ATTN_BACKEND::${space}" "ATTN_BACKEND::${space}_${name}" text "${text}")
       string(REPLACE "using namespace ${space};" "using namespace ${space}_${name};" text "${text}")
       string(REGEX REPLACE "([^A-Za-z0-9_:])${space}::" "\\1${space}_${name}::" text "${text}")
     endif()
   endforeach()
   string(REPLACE "ATTN_BACKEND::${step}" "ATTN_BACKEND::${name}" text "${text}")
+  string(FIND "${text}" "ATTN_BACKEND::${name} {" at)  # headers before it have both types
+  string(SUBSTRING "${text}" 0 ${at} before)
+  string(SUBSTRING "${text}" ${at} -1 text)
   string(REPLACE "dispatch_16bit(" "dispatch_bf16(" text "${text}")
   string(REGEX REPLACE "\n *case (128|256): return (launch|launch_attention|attend)<[^\n]*" ""
          text "${text}")
@@ -451,6 +454,7 @@ Status dispatch_bf16(DType dtype, Body body) {
   return body.template operator()<__nv_bfloat16>();
 }
 " text "${text}")
+  set(text "${before}${text}")
   file(CONFIGURE OUTPUT ${out} CONTENT "@text@" @ONLY)
 endfunction()
 
@@ -557,6 +561,10 @@ const std::vector<attn::tests::Version> attn::tests::kVersions{
   # Workspaces, plans and expected outputs come from the chapter's table.
   if(step MATCHES "^[dfqs]")
     set(table $<TARGET_OBJECTS:${chapter}_table>)
+  elseif(step MATCHES "^p[0-9]")  # ranks; the table names all steps, and the linked one of 06
+    set(table $<TARGET_OBJECTS:${chapter}_table> $<TARGET_OBJECTS:${chapter}_emulated>
+              $<TARGET_OBJECTS:${chapter}_hopper_emulated>
+              $<TARGET_OBJECTS:${chapter}_linked_emulated>)
   elseif(chapter MATCHES "^07_" OR step MATCHES "^b[0-9]")  # and kernels that prepare
     set(table $<TARGET_OBJECTS:${chapter}_table> $<TARGET_OBJECTS:${chapter}_emulated>)
   endif()
@@ -564,7 +572,7 @@ const std::vector<attn::tests::Version> attn::tests::kVersions{
   # step that contains it. The parameter types of `attend` are outside the back ends' namespaces,
   # since attn_step_copy renames what is inside.
   attn_attention_of(launched ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
-  if(launched)
+  if(launched AND NOT step MATCHES "^p[0-9]")
     set(kernels ${chapter}_emulated)
     if(launched IN_LIST ${chapter}_HOPPER_STEPS)
       set(kernels ${chapter}_hopper_emulated)

@@ -259,12 +259,14 @@ Status run_emulated(int world, const Program& program, const std::function<void(
                     double timeout_s) {
   EmulatedRanks all(world, timeout_s);
   for (const auto& rank : all.ranks) program.prepare(*rank);
-  for (const auto& rank : all.ranks) {
-    program.run(*rank);
-    // at the end a rank waits for all that it has sent
-    if (!rank->exchanges.empty()) rank->wait(static_cast<Ticket>(rank->exchanges.size()) - 1);
+  for (int run = 0; run < planted.runs; ++run) {
+    for (const auto& rank : all.ranks) {
+      program.run(*rank);
+      // at the end a rank waits for all that it has sent
+      if (!rank->exchanges.empty()) rank->wait(static_cast<Ticket>(rank->exchanges.size()) - 1);
+    }
+    if (Status status = all.run(); !status.ok()) return status;
   }
-  if (Status status = all.run(); !status.ok()) return status;
   for (const auto& rank : all.ranks) {
     if (const auto broken = rank->broken_guard()) return Status::kernel_error(*broken);
     finish(*rank);

@@ -8,14 +8,16 @@
 
 namespace attn::ranks {
 
-/// Faults that tests plant in the transfers of emulated ranks.
+/// What tests plant in the runs of emulated ranks: faults of transfers, and more.
 struct Faults {
   // The n-th message that is sent, counted over all ranks:
   std::optional<int> lost = {};   ///< never arrives
   std::optional<int> late = {};   ///< never written: its wait waits for nothing
   std::optional<int> stale = {};  ///< has what the last message between the same ranks had
   bool ungrouped = false;         ///< messages of a group wait for one another
-  bool early = false;             ///< no fault: messages arrive as early as possible, not as late
+  // No faults:
+  bool early = false;  ///< messages arrive as early as possible, not as late
+  int runs = 1;        ///< of the program, one after the other, in the same buffers
 };
 inline thread_local Faults planted;
 

@@ -19,6 +19,7 @@
 #include "attn/sliding_tiles.h"
 #include "check/failure_shape.h"
 #include "check/inputs.h"
+#include "ranks/emulated.h"
 #include "run/diagnosis.h"
 #include "run/schedule.h"
 #include "run/session.h"
@@ -181,6 +182,14 @@ int main(int argc, char** argv) {
       p.own = {{"similarity", {0}}, {"keep", {0.95}}};
     }
   }
+  if (takes(step, "devices")) {
+    p.own["devices"] = {0, 1, 2, 3};
+    p.causal = true, p.window_left = p.window_right = -1, p.seqused_k.clear();
+    if (op.few_queries > 0) p.seqlen_k = 1000;  // each rank splits its keys
+    else p.seqlen_q = p.seqlen_k;
+    if (op.name == "backward")  // a launch per pair of parts
+      p.own["devices"] = {0, 1}, p.heads = 1, p.seqlen_q = p.seqlen_k = 101;
+  }
   if (takes(step, "serial"))  // prompt chunks together with decoding sequences
     p.varlen_q = {300, 1, 3}, p.varlen_k = {391, 391, 70}, p.own["blocks"] = {2};
   else if (op.name == "paged_prefill")  // sequences that end within a page
@@ -193,6 +202,8 @@ int main(int argc, char** argv) {
   const uint64_t schedules = version.reason.empty() ? 3 : 36;
   for (uint64_t schedule = 1; schedule <= schedules; ++schedule) {
     choose_schedule(schedule);
+    // A second run finds the flags and the buffers of the first one. The buffers are right.
+    if (takes(step, "devices")) ranks::planted.runs = 1 + static_cast<int>(schedule % 2);
     if (takes(step, "streams")) {  // two concurrent launches in half of the runs
       p.own.erase("streams");
       if ((schedule & 2) != 0) p.own["streams"] = {1};

@@ -1,0 +1,20 @@
+// What becomes of the result of a row of a block. A parameter of p1's `attend`, which other steps
+// call, so it is outside the namespaces of the back ends.
+#pragma once
+
+#include "attn/kernel.h"
+
+namespace attn::ranks {
+
+// Rows are counted from the first row of the block; `split`: those from there on belong to the
+// second part of the rank's queries.
+//! [accumulation]
+struct Accumulation {
+  int64_t lse_stride;  // rows of the shard: lse is [Hq, rows]
+  int split;
+  unsigned first, last;  // bit n, of part n: nothing was accumulated before; nothing follows
+  __device__ unsigned bit(int row) const { return row < split ? 1 : 2; }
+};
+//! [accumulation]
+
+}  // namespace attn::ranks
