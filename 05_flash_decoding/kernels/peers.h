@@ -39,26 +39,32 @@ struct Peers {
 };
 //! [peers]
 
+// Until another rank has set a flag of this rank to the number of this launch; acquires.
+__device__ __forceinline__ void wait_for_flag(const unsigned* flag, const Peers& peers) {
+#ifdef ATTN_EMULATED
+  system_flag_wait(flag, peers.epoch);
+#else
+  unsigned long long begin, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  while (system_flag_load(flag) != peers.epoch && now - begin < peers.most_ns);
+  if (now - begin >= peers.most_ns) __trap();  // rather than merge what has not arrived
+#endif
+}
+
 // One thread per rank. The release covers the stores of the whole block: __syncthreads comes first.
 //! [flags]
 __device__ __forceinline__ void wait_for_peers(const Peers& peers, int row_block) {
+  //! [ex05g]
   __syncthreads();  // all rows of the block are stored
   const int n = static_cast<int>(threadIdx.x);
   if (n < peers.world) {
     const int64_t flag = int64_t{row_block} * kMaxRanks;
     system_flag_store(peers.flags[n] + flag + peers.rank, peers.epoch);
-    const unsigned* const theirs = peers.flags[peers.rank] + flag + n;
-#ifdef ATTN_EMULATED
-    system_flag_wait(theirs, peers.epoch);
-#else
-    unsigned long long begin, now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
-    do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    while (system_flag_load(theirs) != peers.epoch && now - begin < peers.most_ns);
-    if (now - begin >= peers.most_ns) __trap();  // rather than merge what has not arrived
-#endif
+    wait_for_flag(peers.flags[peers.rank] + flag + n, peers);
   }
   __syncthreads();  // the rows of all ranks are visible
+  //! [ex05g]
 }
 //! [flags]
 

@@ -351,6 +351,7 @@ function(attn_add_exercise chapter letter)
     return()
   endif()
 
+  set(kernels ${PROJECT_SOURCE_DIR}/common/kernels)
   # The checked versions: one program and one compilation for all of them, emulated.
   file(READ ${region_file} text)
   attn_region(before rest "${text}" ${exercise})
@@ -392,7 +393,7 @@ function(attn_add_exercise chapter letter)
     add_test(NAME "${exercise}: ${variant}" COMMAND ${CMAKE_COMMAND}
       "-DPROGRAM=$<TARGET_FILE:judge_${chapter}>;${exercise};--program;$<TARGET_FILE:check_${exercise}>;--variant;${variant}"
       -DSTATUS=${status} ${said}
-      "-DFOLDERS=${work};${work}/..;${CMAKE_CURRENT_SOURCE_DIR};${PROJECT_SOURCE_DIR}"
+      "-DFOLDERS=${work};${work}/..;${CMAKE_CURRENT_SOURCE_DIR};${PROJECT_SOURCE_DIR};${kernels}"
       -P ${PROJECT_SOURCE_DIR}/common/cmake/expect_exit.cmake)
     set_tests_properties("${exercise}: ${variant}" PROPERTIES LABELS "exercise;${label}" TIMEOUT 300)
   endwhile()

@@ -18,6 +18,7 @@
 #include "exercise/child.h"
 #include "exercise/pipe.h"
 #include "check/operation.h"
+#include "ranks/emulated.h"
 #include "run/schedule.h"
 #include "run/session.h"
 #include "run/timeline.h"
@@ -82,7 +83,9 @@ Reply answer(const Request& r) {
   emulator::find_races = true;
   // A workspace that one launch leaves to the next also carries data between CTAs.
   const bool kept = std::ranges::any_of(r.workspaces, &Workspace::saved);
-  emulator::find_global_races = kept;
+  const bool on_ranks = r.problem.own.contains("devices");
+  if (on_ranks) ranks::planted.runs = 2;  // the second one finds the flags of the first
+  emulator::find_global_races = kept || on_ranks;
   Session session(r.problem, operation, r.backend, r.inputs);
   Status status = session.prepare(step);
   if (status.ok() && r.what == Request::What::profile) {

@@ -199,6 +199,8 @@ std::vector<Problem> decode_cases(const Step& step, uint64_t seed) {
       if (n == 5) p.seqused_k = {0, 0};
       for (const Feature& f : step.operation->own)
         if (f.name == "page_size") f.give(p, {kPageSizes[n % 4]});
+      for (std::size_t r = 0; takes(step, "devices") && r < 1 + n % 4; ++r)
+        p.own["devices"].push_back(static_cast<double>(r));
       // The step's own heuristic would not split so few keys.
       if (takes(step, "num_splits")) p.own["num_splits"] = {static_cast<double>(1 + n % 6)};
       p.inputs = kInputs[n % 3];
@@ -394,7 +396,8 @@ bool run_exercise(const Exercise& e, StudentProcess& student, uint64_t seed,
     }
   }
   std::vector<Backend> backends{Backend::emulated};
-  if (gpu_info().available && step.launch.gpu && timeline.empty()) backends.push_back(Backend::gpu);
+  if (gpu_info().available && step.launch.gpu && timeline.empty() && !takes(step, "devices"))
+    backends.push_back(Backend::gpu);  // a step on ranks needs a GPU each: emulated ranks only
   int number = 0, passed = 0;
   for (const Backend backend : backends)
     for (const Problem& p : cases(step, seed)) {

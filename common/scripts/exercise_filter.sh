@@ -33,6 +33,9 @@ if [[ $what = object ]]; then
   # For steps with masks of their own: owner of a list, the mask's index, the number of SMs.
   runtime+='|_ZN4attn(8lists_of|12list_strides)ERKNS_7ProblemE|__dynamic_cast'
   runtime+='|_ZN4attn(8gpu_info|12this_machine)Ev'
+  # For steps on several ranks: what distributes a problem, and the time-out. The last one is of
+  # std::shared_ptr.
+  runtime+='|_ZN4attn5ranks(10run_decode|10timeout_of|13decode_shards).*|__libc_single_threaded'
   # For steps with a plan: the number of blocks that it is made for.
   runtime+='|_ZN4attn5plans14planned_blocksERKNS_7ProblemE'
   runtime+='|_ZT[ISV]N4attn(7KeyMask|9BlockMask|12SlidingTiles|15ColumnIntervals)E'
