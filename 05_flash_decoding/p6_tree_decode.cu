@@ -21,6 +21,7 @@
 #include "kernels/decode/schedules.h"
 #include "kernels/splits.h"
 #include "kernels/decode/rows.h"
+#include "kernels/all_reduce.h"
 #include "kernels/merge.h"
 #include "ranks/sharded.h"
 
@@ -382,6 +383,7 @@ void prepare(const DecodeShard& s) {
   s.rank.allocate("arrived", row_blocks(s.local, kMmaRows) * 4, true);
   s.rank.allocate("part", part_bytes(s));  // O [rows, d], then lse [rows]
   s.rank.allocate("parts", s.rank.world() * part_bytes(s));
+  s.rank.allocate("max", s.rows() * 4);  // of lse, for the all-reduce
 }
 template <class Element, int kHeadDim>
 void run(const DecodeShard& s) {
@@ -398,12 +400,45 @@ void run(const DecodeShard& s) {
 }
 //! [exchange]
 
+// The same with two all-reduces, of which the second one has 2 (w - 1) / w parts to send, where the
+// all-gather has w - 1.
+template <class Element, int kHeadDim>
+void run_all_reduce(const DecodeShard& s) {
+  const int rows = static_cast<int>(s.rows());
+  auto* const part = static_cast<float*>(s.rank.buffer("part"));
+  auto* const max = static_cast<float*>(s.rank.buffer("max"));
+  auto* const o = static_cast<Element*>(s.rank.buffer("o"));
+  auto* const lse = static_cast<float*>(s.rank.buffer("lse"));
+  const dim3 grid(static_cast<unsigned>(rows)), block(kHeadDim / 4);
+  s.rank.compute("attention", [=](Stream stream) {
+    if (Status status = attend<Element, Config<kHeadDim>>(s, stream); !status.ok()) return status;
+    return launch_kernel(copy_lse_kernel, dim3(static_cast<unsigned>(ceil_div(rows, 128))),
+                         dim3(128), 0, stream, max, part + s.rows() * kHeadDim, rows);
+  });
+  s.rank.all_reduce("all-reduce of the largest lse", max, rows, Reduction::max);
+  s.rank.compute("weigh", [=](Stream stream) {
+    return launch_kernel(weigh_kernel, grid, block, 0, stream, part, max, rows, kHeadDim);
+  });
+  s.rank.all_reduce("all-reduce of O and weights", part, s.rows() * (kHeadDim + 1), Reduction::sum);
+  s.rank.compute("divide", [=](Stream stream) {
+    return launch_kernel(divide_kernel<Element>, grid, block, 0, stream, o, lse, part, max, rows,
+                         kHeadDim);
+  });
+}
+
+template <class Element, int kHeadDim>
+Status launch(const Arguments& args) {
+  const auto given = args.problem.own.find("collective");
+  const bool reduces = given != args.problem.own.end() && given->second[0] == 1;
+  return run_decode(
+      args, {prepare, reduces ? run_all_reduce<Element, kHeadDim> : run<Element, kHeadDim>});
+}
 Status launch(const Arguments& args) {
   return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
     switch (args.problem.head_dim) {
-      case 64: return run_decode(args, {prepare, run<Element, 64>});
-      case 128: return run_decode(args, {prepare, run<Element, 128>});
-      case 256: return run_decode(args, {prepare, run<Element, 256>});
+      case 64: return launch<Element, 64>(args);
+      case 128: return launch<Element, 128>(args);
+      case 256: return launch<Element, 256>(args);
     }
     return Status::unsupported("only head dims 64, 128 and 256");
   });

@@ -148,9 +148,18 @@ Chapter with_ranks(Chapter chapter) {
   gradients.prepare = ATTN_LAUNCH(p3_zigzag);
   gradients.deterministic = false;  // chapter 06 accumulates dQ with atomics
   chapter.steps.push_back(gradients);
-  chapter.steps.push_back(decode_step("p6_tree_decode",
-                                      "the cache on several ranks: all-gather of O and lse, merge",
-                                      ATTN_LAUNCH(p6_tree_decode)));
+  Step tree = decode_step("p6_tree_decode",
+                          "the cache on several ranks: all-gather of O and lse, merge",
+                          ATTN_LAUNCH(p6_tree_decode));
+  tree.takes.push_back("collective");
+  tree.refuses = [](const Problem& p) -> Reason {
+    const auto is = [&](const char* name) {
+      return p.own.contains(name) && p.own.at(name)[0] == 1;
+    };
+    if (is("collective") && is("transport")) return "--transport copies: has no all-reduce";
+    return refuse_decode(p);
+  };
+  chapter.steps.push_back(tree);
   Step peers = decode_step("p7_peer_decode",
                            "attention, exchange and merge in one launch: writes to peers' memory",
                            ATTN_LAUNCH(p7_peer_decode));

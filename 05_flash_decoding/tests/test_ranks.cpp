@@ -200,6 +200,23 @@ TEST_CASE("ranks: decode steps match the reference for any number of ranks", "[e
   for (const char* name : {"p6_tree_decode", "p7_peer_decode"}) CHECK(ran.of[name] == 72);
 }
 
+TEST_CASE("ranks: the all-reduces of p6 give what its all-gather gives", "[emulated][ranks]") {
+  for (const int world : kWorlds) {
+    Problem p = problem(4, 300, 64, DType::bf16, InputKind::peaked);
+    p.heads = 6, p.kv_heads = 3, p.batch = 2;
+    p.seqused_k = {300, world == 7 ? 0 : 2};  // ranks, or all of them, without keys
+    p = on_ranks(p, world);
+    p.own["collective"] = {1};
+    p.finish();
+    INFO(world);
+    CHECK(run_step(step_named("p6_tree_decode"), p, Backend::emulated) == "");
+  }
+  Problem copies = on_ranks(problem(1, 300, 64, DType::bf16), 2);
+  copies.own["collective"] = copies.own["transport"] = {1};
+  copies.finish();
+  CHECK(contains(*refusal(step_named("p6_tree_decode"), copies), "no all-reduce"));
+}
+
 TEST_CASE("ranks: gradients match the reference for any number of ranks", "[emulated][ranks]") {
   Counts ran;
   std::uint64_t n = 0;

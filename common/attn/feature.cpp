@@ -147,6 +147,15 @@ std::vector<Feature> make_features() {
                    if (text == "copies") return {1};
                    throw InputError("--transport " + text + ": must be nccl or copies");
                  }});
+  all.push_back({.name = "collective",
+                 .lacking = "all-reduce",
+                 .help = "how the ranks' O and lse meet: all-gather (default) or all-reduce",
+                 .kind = Kind::number,
+                 .read = [](const std::string& text) -> Values {
+                   if (text == "all-gather") return {0};
+                   if (text == "all-reduce") return {1};
+                   throw InputError("--collective " + text + ": must be all-gather or all-reduce");
+                 }});
   return all;
 }
 

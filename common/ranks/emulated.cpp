@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -60,6 +61,10 @@ class EmulatedRank final : public Rank {
   void compute_with_peers(const std::string&, std::function<Status(Stream)> launch) override {
     work.push_back({Work::kTogether, std::move(launch)});
   }
+  void all_reduce(const std::string&, float* data, int64_t count, Reduction reduction) override {
+    reductions.push_back({data, count, reduction});
+    compute_with_peers("", [this, n = reductions.size() - 1](Stream) { return reduce(n); });
+  }
   Ticket exchange(const std::string& what, const std::vector<Message>& messages,
                   bool grouped) override;
   void wait(Ticket ticket) override { work.push_back({Work::kWait, {}, ticket}); }
@@ -73,9 +78,17 @@ class EmulatedRank final : public Rank {
 
   std::vector<Work> work;
   std::vector<Exchange> exchanges;
+  struct Reduced {
+    float* data;
+    int64_t count;
+    Reduction reduction;
+  };
+  std::vector<Reduced> reductions;
   std::size_t at = 0;  // the work that is next
 
  private:
+  Status reduce(std::size_t n) const;
+
   EmulatedRanks& all_;
   std::map<std::string, DeviceBuffer> buffers_;
 };
@@ -233,6 +246,20 @@ class EmulatedRanks {
 };
 
 Rank& EmulatedRank::peer(int index) const { return *all_.ranks[static_cast<std::size_t>(index)]; }
+
+// The n-th reduction of all ranks, in their order.
+Status EmulatedRank::reduce(std::size_t n) const {
+  const Reduced& first = all_.ranks.front()->reductions[n];
+  for (int64_t i = 0; i < first.count; ++i) {
+    float result = first.data[i];
+    for (std::size_t r = 1; r < all_.ranks.size(); ++r) {
+      const float x = all_.ranks[r]->reductions[n].data[i];
+      result = first.reduction == Reduction::max ? std::max(result, x) : result + x;
+    }
+    for (const auto& rank : all_.ranks) rank->reductions[n].data[i] = result;
+  }
+  return Status::success();
+}
 
 Ticket EmulatedRank::exchange(const std::string& what, const std::vector<Message>& messages,
                               bool grouped) {

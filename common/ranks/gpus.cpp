@@ -129,6 +129,13 @@ class GpuRank final : public Rank {
     peers_in_ = what;
     compute(what, std::move(launch));
   }
+  void all_reduce(const std::string& what, float* data, int64_t count,
+                  Reduction reduction) override {
+    if (variant == Variant::launches_only || world() == 1) return;
+    if (!comm_) throw Status::unsupported("--transport copies: has no all-reduce");
+    const Status status = comm_->all_reduce(what, data, count, reduction, stream);
+    if (!status.ok()) throw status;
+  }
   Ticket exchange(const std::string& what, const std::vector<Message>& messages,
                   bool grouped) override {
     if (variant == Variant::launches_only) return 0;

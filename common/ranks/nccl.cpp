@@ -23,7 +23,8 @@ typedef struct {
   char internal[128];
 } ncclUniqueId;
 typedef enum { ncclSuccess = 0, ncclInProgress = 7 } ncclResult_t;
-typedef enum { ncclInt8 = 0 } ncclDataType_t;
+typedef enum { ncclInt8 = 0, ncclFloat32 = 7 } ncclDataType_t;
+typedef enum { ncclSum = 0, ncclMax = 2 } ncclRedOp_t;
 typedef struct {
   size_t size;
   unsigned magic, version;
@@ -56,6 +57,8 @@ struct Library {
   ncclResult_t (*GroupEnd)();
   ncclResult_t (*Send)(const void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
   ncclResult_t (*Recv)(void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
+  ncclResult_t (*AllReduce)(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t,
+                            cudaStream_t);
   const char* (*GetErrorString)(ncclResult_t);
 };
 
@@ -86,6 +89,7 @@ Library load() {
   find(library.GroupEnd, "ncclGroupEnd");
   find(library.Send, "ncclSend");
   find(library.Recv, "ncclRecv");
+  find(library.AllReduce, "ncclAllReduce");
   find(library.GetErrorString, "ncclGetErrorString");
   return library;
 }
@@ -161,6 +165,15 @@ Status NcclComm::group(const std::string& what, const Message* messages, std::si
   const ncclResult_t ended = nccl().GroupEnd();
   if (result != ncclSuccess && result != ncclInProgress) return impl_->settle(result, what);
   return impl_->settle(ended, what);
+}
+
+Status NcclComm::all_reduce(const std::string& what, float* data, int64_t count,
+                            Reduction reduction, Stream stream) {
+  if (impl_->comm == nullptr) return Status::device_error("NCCL: aborted before " + what);
+  const auto op = reduction == Reduction::max ? ncclMax : ncclSum;
+  return impl_->settle(nccl().AllReduce(data, data, static_cast<std::size_t>(count), ncclFloat32,
+                                        op, impl_->comm, static_cast<cudaStream_t>(stream)),
+                       what);
 }
 
 }  // namespace attn::ranks

@@ -23,6 +23,8 @@ class NcclComm {
 
   /// Queues messages in a stream, as one group.
   Status group(const std::string& what, const Message* messages, std::size_t count, Stream);
+  /// Queues a reduction over all ranks of floats, in place.
+  Status all_reduce(const std::string& what, float* data, int64_t count, Reduction, Stream);
   /// Ends kernels that wait for a peer. Nothing can be sent afterwards.
   void abort();
 

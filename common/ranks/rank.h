@@ -27,6 +27,8 @@ inline Message receive_from(int peer, void* data, int64_t bytes) {
   return {false, peer, data, bytes};
 }
 
+enum class Reduction { sum, max };
+
 /// The number of an exchange of a rank.
 using Ticket = int;
 
@@ -60,6 +62,9 @@ class Rank {
                           bool grouped = true) = 0;
   /// Later launches wait for an exchange. Until then what it sends must not change.
   virtual void wait(Ticket) = 0;
+  /// Reduces `count` floats over all ranks, in place: later launches of each rank see the same
+  /// result. With NCCL, and emulated.
+  virtual void all_reduce(const std::string& what, float* data, int64_t count, Reduction) = 0;
   /// Queues one launch per rank. They exchange data themselves, by writes to peers and flags.
   /// `launch` of rank 0 launches the kernels of all emulated ranks, as one grid; on GPUs each rank
   /// launches its own.

@@ -72,6 +72,9 @@ for transport in copies nccl; do
   check 0 --operation forward "${with[@]}" --heads 2 --head-dim 128 --seqlen 1000 --window 300,0
   check 0 --operation decode --step p6 "${with[@]}" --heads 32 --kv-heads 8 --head-dim 128 \
     --seqlen-k 20000
+  [[ $transport == copies ]] ||
+    check 0 --operation decode --step p6 "${with[@]}" --collective all-reduce --heads 32 \
+      --kv-heads 8 --head-dim 128 --seqlen-k 20000
   check 0 --operation backward "${with[@]}" --heads 4 --kv-heads 2 --head-dim 128 --seqlen 1000 \
     --causal
   ATTN_LOSE_MESSAGE=0 check 4 --operation forward --step p2 --devices "$all" \
@@ -95,6 +98,10 @@ measure() {  # DEVICES COUNT
   run 60 "${backward[@]}" --devices "$devices" --heads 16 --seqlen $((8192 * count)) --causal
   for n in 8192 16384 32768 65536 131072 262144; do
     run 30 "${decode[@]}" --devices "$devices" --seqlen-k "$n"
+  done
+  for n in 16384 1048576; do
+    run 30 "${decode[@]}" --devices "$devices" --seqlen-k "$n" --step p6 --transport nccl \
+      --collective all-reduce
   done
   run 90 "${forward[@]}" --devices "$devices" --heads 16 --seqlen 262144 --causal --step p3 \
     --repeat 5
