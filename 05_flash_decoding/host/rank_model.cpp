@@ -118,7 +118,8 @@ std::optional<Prediction> predict(const std::string& step, const Problem& p, int
   }
   // K and V in the elements' type, dK and dV in fp32, one hop behind.
   if (step == "p5_ring_backward") return ring(zigzag, m, 2.5 * pair, m.backward_flops, 3);
-  if (step == "p6_tree_decode") return decode(p, world, m, m.message_s + m.launch_s);
+  if (step == "p6_tree_decode" || step == "p8_paged_shards")
+    return decode(p, world, m, m.message_s + m.launch_s);
   if (step == "p7_peer_decode") return decode(p, world, m, 3e-6);
   return std::nullopt;
 }

@@ -20,6 +20,7 @@ ATTN_DECLARE_STEP(p5_ring_backward);
 ATTN_DECLARE_LAUNCH(p5_ring_backward, one_gpu);
 ATTN_DECLARE_STEP(p6_tree_decode);
 ATTN_DECLARE_STEP(p7_peer_decode);
+ATTN_DECLARE_STEP(p8_paged_shards);
 
 namespace attn::rank_steps {
 namespace {
@@ -148,9 +149,9 @@ Chapter with_ranks(Chapter chapter) {
   gradients.prepare = ATTN_LAUNCH(p3_zigzag);
   gradients.deterministic = false;  // chapter 06 accumulates dQ with atomics
   chapter.steps.push_back(gradients);
-  Step tree = decode_step("p6_tree_decode",
-                          "the cache on several ranks: all-gather of O and lse, merge",
-                          ATTN_LAUNCH(p6_tree_decode));
+  Step tree =
+      decode_step("p6_tree_decode", "the cache on several ranks: all-gather of O and lse, merge",
+                  ATTN_LAUNCH(p6_tree_decode));
   tree.takes.push_back("collective");
   tree.refuses = [](const Problem& p) -> Reason {
     const auto is = [&](const char* name) {
@@ -174,6 +175,11 @@ Chapter with_ranks(Chapter chapter) {
     return std::nullopt;
   };
   chapter.steps.push_back(peers);
+  Step pages = decode_step("p8_paged_shards", "pages of the cache dealt out to the ranks in turn",
+                           ATTN_LAUNCH(p8_paged_shards));
+  pages.support = "--devices 0,1,...; one query or no mask, GQA";
+  pages.refuses = refuse_decode_pages;
+  chapter.steps.push_back(pages);
   chapter.commands.push_back(
       {"--measure-ranks", "times steps on several GPUs, next to one GPU", measure::ranks});
   chapter.commands.push_back(

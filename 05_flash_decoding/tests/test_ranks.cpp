@@ -29,6 +29,8 @@ bool promised_of_ranks(const Step& step, const Problem& p) {
       (p.seqlen_q != p.seqlen_k || p.head_dim == 256 || p.window_left >= 0 || p.window_right >= 0))
     return false;
   if (!decodes) return p.seqused_k.empty();
+  if (step.name == "p8_paged_shards" && ((p.masked() && p.seqlen_q > 1) || p.window_left >= 0))
+    return false;
   const bool masked = (p.masked() && p.seqlen_q > 1) || p.window_left >= 0;
   return p.seqlen_q <= 16 && (p.seqused_k.empty() || !masked);
 }
@@ -198,6 +200,20 @@ TEST_CASE("ranks: decode steps match the reference for any number of ranks", "[e
         ran += check_steps("decode", on_ranks(p, world), Backend::emulated);
       }
   for (const char* name : {"p6_tree_decode", "p7_peer_decode"}) CHECK(ran.of[name] == 72);
+  CHECK(ran.of["p8_paged_shards"] == 24);
+}
+
+TEST_CASE("ranks: pages of several queries and of mixed lengths", "[emulated][ranks]") {
+  Counts ran;
+  for (const int world : kWorlds)
+    for (const int64_t keys : {64, 65, 1000}) {
+      Problem p = problem(keys == 64 ? 1 : 5, keys, 64, DType::bf16, InputKind::peaked);
+      p.heads = 6, p.kv_heads = 2, p.batch = 4, p.causal = keys == 64;
+      p.seqused_k = {keys, keys / 2, 63, 0};
+      p.seed = static_cast<std::uint64_t>(keys + world);
+      ran += check_steps("decode", on_ranks(p, world), Backend::emulated);
+    }
+  CHECK(ran.of["p8_paged_shards"] == 18);
 }
 
 TEST_CASE("ranks: the all-reduces of p6 give what its all-gather gives", "[emulated][ranks]") {
@@ -223,8 +239,8 @@ TEST_CASE("ranks: gradients match the reference for any number of ranks", "[emul
   for (const int world : kWorlds)
     for (const int64_t length : {5, 20, 97}) {
       if (length == 97 && world > 4) continue;  // hundreds of pairs of parts
-      Problem p = problem(length, length, n % 2 == 0 ? 64 : 128,
-                          n % 3 == 0 ? DType::fp16 : DType::bf16);
+      Problem p =
+          problem(length, length, n % 2 == 0 ? 64 : 128, n % 3 == 0 ? DType::fp16 : DType::bf16);
       p.causal = n % 2 == 0 || length == 5;
       p.heads = 2, p.kv_heads = 1, p.batch = length == 5 && world < 4 ? 2 : 1;
       p.seed = ++n;
@@ -238,7 +254,7 @@ TEST_CASE("ranks: results have the same bits under any schedule and delivery",
   for (const Step& step : chapter().steps) {
     if (!takes(step, "devices") || !step.deterministic) continue;
     Problem p = problem(step.operation->name == "decode" ? 4 : 200, 300, 64, DType::bf16);
-    p.heads = 6, p.kv_heads = 3, p.causal = true;
+    p.heads = 6, p.kv_heads = 3, p.causal = step.name != "p8_paged_shards";
     p = on_ranks(p, 3);
     p.finish();
     choose_schedule(1);
@@ -258,7 +274,7 @@ TEST_CASE("ranks: a second and a third run in the same buffers are right", "[emu
   for (const Step& step : chapter().steps) {
     if (!takes(step, "devices")) continue;
     Problem p = problem(step.operation->name == "decode" ? 4 : 200, 200, 64, DType::bf16);
-    p.heads = 6, p.kv_heads = 3, p.causal = true;
+    p.heads = 6, p.kv_heads = 3, p.causal = step.name != "p8_paged_shards";
     p = on_ranks(p, 3);
     p.finish();
     INFO(step.name);
@@ -279,7 +295,8 @@ TEST_CASE("ranks: a lost message ends in a time-out that names it", "[emulated][
     CHECK(contains(said, "rank 0"));
     CHECK(contains(said, "bytes"));
     // Of the backward step: the ring of the forward pass before it.
-    const bool in_ring = !one_of_steps(step, {"p1_all_gather", "p4_ulysses", "p6_tree_decode"});
+    const bool in_ring =
+        !one_of_steps(step, {"p1_all_gather", "p4_ulysses", "p6_tree_decode", "p8_paged_shards"});
     CHECK(contains(said, in_ring ? "in hop 1" : "in all-"));
   }
 }

@@ -93,8 +93,7 @@ Reply answer(const Request& r) {
     return status.ok() ? reply : Reply::failure(status.message);
   }
   // An untimed launch loads the kernel first.
-  if (status.ok())
-    status = r.timeline.empty() ? session.launch() : record(session, step, r);
+  if (status.ok()) status = r.timeline.empty() ? session.launch() : record(session, step, r);
   for (int n = 2; status.ok() && kept && r.timeline.empty() && n <= r.launches; ++n) {
     status = session.launch();
     if (!status.ok())

@@ -221,41 +221,107 @@ std::vector<DecodeShard> decode_shards(const Problem& whole, const Rank& of) {
   return all;
 }
 
+std::optional<std::string> refuse_decode_pages(const Problem& p) {
+  if (auto reason = refuse_ranks(p)) return reason;
+  if (p.masked() && p.seqlen_q > 1) return "--causal: with pages on ranks only one query";
+  if (p.window_left >= 0) return "--window: this step has none";
+  return std::nullopt;
+}
+
+namespace {
+
+// Q, the numbers of keys in use, and room for O and lse.
+void give_queries(const Arguments& args, const DecodeShard& shard) {
+  const Problem& p = shard.local;
+  const int64_t bytes = shard.rows() * bytes_of(p.dtype, p.head_dim);
+  copy_rows(args.backend, shard.rank.allocate("q", bytes), bytes, args.in<std::byte>("q"), bytes,
+            bytes, 1);
+  std::vector<int32_t> used(static_cast<std::size_t>(p.batch), static_cast<int32_t>(p.seqlen_k));
+  if (!p.seqused_k.empty()) used.assign(p.seqused_k.begin(), p.seqused_k.end());
+  copy_rows(args.backend, shard.rank.allocate("seqused_k", 4 * p.batch), 4, used.data(), 4, 4,
+            p.batch);
+  shard.rank.allocate("o", bytes);
+  shard.rank.allocate("lse", shard.rows() * 4);
+}
+// Of the rows of O and lse every world-th.
+void take_rows(const Arguments& args, const Rank& rank) {
+  const Problem& p = args.problem;
+  const int64_t first = rank.index(), world = rank.world();
+  const int64_t rows = (p.batch * p.heads * p.seqlen_q - first + world - 1) / world;
+  for (const auto& [name, bytes] :
+       {std::pair("o", bytes_of(p.dtype, p.head_dim)), {"lse", int64_t{4}}})
+    copy_rows(args.backend, args.out<std::byte>(name) + first * bytes, world * bytes,
+              static_cast<std::byte*>(rank.buffer(name)) + first * bytes, world * bytes, bytes,
+              std::max<int64_t>(0, rows));
+}
+
+}  // namespace
+
 Status run_decode(const Arguments& args, const DecodeProgram& program) {
   const Problem& p = args.problem;
   const int64_t row = bytes_of(p.dtype, p.head_dim);
-  const int64_t q_bytes = p.batch * p.heads * p.seqlen_q * row;
   const auto prepare = [&](Rank& rank) {
     const DecodeShard shard = decode_shard(p, rank);
     const int64_t keys = shard.local.seqlen_k;
     const int64_t first =
         parts_of(TokenOrder::contiguous, p.seqlen_k, rank.world(), rank.index())[0].first;
-    copy_rows(args.backend, rank.allocate("q", q_bytes), q_bytes, args.in<std::byte>("q"), q_bytes,
-              q_bytes, 1);
+    give_queries(args, shard);
     for (const char* name : {"k", "v"})
       copy_rows(args.backend, rank.allocate(name, p.batch * p.kv_heads * keys * row), keys * row,
                 args.in<std::byte>(name) + first * row, p.seqlen_k * row, keys * row,
                 keys == 0 ? 0 : p.batch * p.kv_heads);
-    std::vector<int32_t> used;
-    for (int64_t b = 0; b < p.batch; ++b)
-      used.push_back(static_cast<int32_t>(
-          shard.local.seqused_k.empty() ? keys
-                                        : shard.local.seqused_k[static_cast<std::size_t>(b)]));
-    copy_rows(args.backend, rank.allocate("seqused_k", 4 * p.batch), 4, used.data(), 4, 4, p.batch);
-    rank.allocate("o", q_bytes);
-    rank.allocate("lse", shard.rows() * 4);
     program.prepare(shard);
   };
-  const auto finish = [&](Rank& rank) {
-    const int64_t first = rank.index(), world = rank.world();
-    const int64_t rows = (p.batch * p.heads * p.seqlen_q - first + world - 1) / world;
-    for (const auto& [name, bytes] : {std::pair("o", row), {"lse", int64_t{4}}})
-      copy_rows(args.backend, args.out<std::byte>(name) + first * bytes, world * bytes,
-                static_cast<std::byte*>(rank.buffer(name)) + first * bytes, world * bytes, bytes,
-                std::max<int64_t>(0, rows));
-  };
   const auto run = [&](Rank& rank) { program.run(decode_shard(p, rank)); };
-  return run_ranks(args, {prepare, run}, finish);
+  return run_ranks(args, {prepare, run}, [&](Rank& rank) { take_rows(args, rank); });
+}
+
+Status run_decode_pages(const Arguments& args, int64_t page_size, const DecodeProgram& program) {
+  const Problem& p = args.problem;
+  const int64_t row = bytes_of(p.dtype, p.head_dim);
+  const auto shard_of = [&](Rank& rank) {
+    const int64_t world = rank.world(), turn = page_size * world;
+    DecodeShard shard{p, Shape::kNoWindow, Shape::kNoWindow, rank};
+    Problem& local = shard.local;
+    local.own.clear();
+    local.seqlen_k = (p.seqlen_k + turn - 1) / turn * page_size;
+    local.seqused_k.assign(static_cast<std::size_t>(p.batch), p.seqlen_k);
+    if (!p.seqused_k.empty()) local.seqused_k = p.seqused_k;
+    for (int64_t& used : local.seqused_k)  // whole turns, and what the last one has for this rank
+      used = used / turn * page_size +
+             std::clamp<int64_t>(used % turn - rank.index() * page_size, 0, page_size);
+    local.causal = false, local.window_left = local.window_right = -1;
+    local.finish();
+    return shard;
+  };
+  const auto prepare = [&](Rank& rank) {
+    const DecodeShard shard = shard_of(rank);
+    const int64_t max_pages = shard.local.seqlen_k / page_size, num_pages = p.batch * max_pages;
+    give_queries(args, shard);
+    std::vector<int32_t> table(static_cast<std::size_t>(num_pages));
+    for (std::size_t n = 0; n < table.size(); ++n)
+      table[n] = static_cast<int32_t>(table.size() - 1 - n);
+    copy_rows(args.backend, rank.allocate("page_table", 4 * num_pages), 4, table.data(), 4, 4,
+              num_pages);
+    for (const char* name : {"k", "v"}) {
+      auto* const pool =
+          static_cast<std::byte*>(rank.allocate(name, num_pages * page_size * p.kv_heads * row));
+      for (int64_t n = 0; n < num_pages; ++n) {
+        const int64_t b = n / max_pages;
+        const int64_t first = (n % max_pages * rank.world() + rank.index()) * page_size;
+        const int64_t keys = std::clamp<int64_t>(p.seqlen_k - first, 0, page_size);
+        for (int64_t h = 0; h < p.kv_heads; ++h)
+          copy_rows(args.backend,
+                    pool + (table[static_cast<std::size_t>(n)] * page_size * p.kv_heads + h) * row,
+                    p.kv_heads * row,
+                    args.in<std::byte>(name) + ((b * p.kv_heads + h) * p.seqlen_k + first) * row,
+                    row, row, keys);
+      }
+    }
+    program.prepare(shard);
+  };
+  const auto run = [&](Rank& rank) { program.run(shard_of(rank)); };
+  return run_ranks(args, {prepare, run}, [&](Rank& rank) { take_rows(args, rank); });
 }
 
 Status run_backward(const Arguments& args, TokenOrder order, const ForwardProgram& program) {

@@ -88,6 +88,12 @@ std::optional<std::string> refuse_decode(const Problem&);
 /// are taken from the ranks in turn, so that a wrong result of any rank shows.
 Status run_decode(const Arguments&, const DecodeProgram&);
 
+/// The same with the cache in pages, dealt out in turn: page i of a sequence is on rank i modulo
+/// world. "k" and "v" are `[num_pages, page_size, Hkv, d]`, "page_table" `[B, max_pages]` with
+/// max_pages pages in `local.seqlen_k`; the pages of a rank do not lie in order.
+Status run_decode_pages(const Arguments&, int64_t page_size, const DecodeProgram&);
+std::optional<std::string> refuse_decode_pages(const Problem&);
+
 /// Distributes what the backward pass needs, and collects dQ, dK and dV. The n-th part of a rank is
 /// dense: "q0", "o0", "do0" and "dq0" are `[B, Hq, rows, d]`, "lse0" `[B, Hq, rows]`. "kv" has K
 /// and V of all its parts, each `[B, Hkv, rows, d]`: K0, V0, K1, V1; "dkv" dK and dV.

@@ -39,10 +39,11 @@ Step step_of(const tests::Version& version) {
     for (const Step& s : chapter().steps)
       if (s.name == tests::kStep) step = s;
   if (version.prepare) step.prepare.emulated = version.prepare;
-  if (!step.prepare) step.prepare.emulated = [](const Arguments& args) {
-    if (args.in_or_null<unsigned>("tile_counter")) *args.out<unsigned>("tile_counter") = 0;
-    return Status{};
-  };
+  if (!step.prepare)
+    step.prepare.emulated = [](const Arguments& args) {
+      if (args.in_or_null<unsigned>("tile_counter")) *args.out<unsigned>("tile_counter") = 0;
+      return Status{};
+    };
   step.launch.emulated = version.launch;
   step.refuses = [](const Problem&) { return std::nullopt; };
   if (chapter) return step;
@@ -81,9 +82,12 @@ void give_mask(Problem& p) {
   const auto hide = [&](int64_t from, int64_t to) { begin.push_back(from), end.push_back(to); };
   for (int64_t j = 0; j < p.seqlen_k; ++j) hide(j / 2, std::min<int64_t>(300, j / 2 + 129 + j % 3));
   for (int64_t j = 0; j < p.seqlen_k; ++j) {
-    if (j < 128) hide(0, 127);
-    else if (j < 256) hide(0, j == 128 ? 0 : 300);
-    else hide(15, 16);
+    if (j < 128)
+      hide(0, 127);
+    else if (j < 256)
+      hide(0, j == 128 ? 0 : 300);
+    else
+      hide(15, 16);
   }
   p.mask = std::make_shared<ColumnIntervals>(std::vector<int64_t>{1, 2, 1, p.seqlen_k}, begin, end);
 }
@@ -145,7 +149,7 @@ int main(int argc, char** argv) {
   p.seqlen_q = 300, p.seqlen_k = 391, p.head_dim = 64, p.heads = 2, p.kv_heads = 1;
   p.dtype = quantises_to(step);
   if (step.name == "f6_smooth_v_chunks")
-    p.seqlen_q = 150, p.seqlen_k = 4096 + 391;  // two chunks of V
+    p.seqlen_q = 150, p.seqlen_k = 4096 + 391;        // two chunks of V
   if (step.name == "b5_whole_heads") p.kv_heads = 2;  // a head for each of the emulator's SMs
   if (step.name == "b6_tuned")  // one visit per key tile: the producer runs tiles ahead
     p.heads = 1, p.seqlen_q = 100, p.seqlen_k = 1100;
@@ -185,8 +189,10 @@ int main(int argc, char** argv) {
   if (takes(step, "devices")) {
     p.own["devices"] = {0, 1, 2, 3};
     p.causal = true, p.window_left = p.window_right = -1, p.seqused_k.clear();
-    if (op.few_queries > 0) p.seqlen_k = 1000;  // each rank splits its keys
-    else p.seqlen_q = p.seqlen_k;
+    if (op.few_queries > 0)
+      p.seqlen_k = 1000;  // each rank splits its keys
+    else
+      p.seqlen_q = p.seqlen_k;
     if (op.name == "backward")  // a launch per pair of parts
       p.own["devices"] = {0, 1}, p.heads = 1, p.seqlen_q = p.seqlen_k = 101;
   }
@@ -216,7 +222,8 @@ int main(int argc, char** argv) {
     for (const std::string& line : lines_named(wrong, number)) fmt::print("  line: {}\n", line);
     fmt::print("schedule {}: {}\n", schedule, wrong);
     // An unexpected failure is diagnosed, which takes many runs.
-    if (declared) fmt::print("noticed\n");
+    if (declared)
+      fmt::print("noticed\n");
     else
       fmt::print("  varied: {}\nnot the declared reason: {}\n",
                  varied_text(diagnose(step, p, Backend::emulated, schedule), wrong),
