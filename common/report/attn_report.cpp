@@ -399,7 +399,7 @@ int run(int argc, const char* const* argv) {
   of_picture("--block", picture.blocks, "which ones, from 0 on (0)")->delimiter(',');
   of_picture("--from", picture.from, "begin in us: of all files, or one per file (0)")
       ->delimiter(',');
-  of_picture("--us", picture.us, "how much of the time, in us (all)")->check(CLI::PositiveNumber);
+  of_picture("--us", picture.us, "length of the window in us (0: all)");
   of_picture("--lanes", picture.lanes,
              "NAME or NAME=LABEL: a unit, \"warp 8\", \"smem sK[0]\", \"cp.async of warp 0\" "
              "(units, first warps of warpgroups)")

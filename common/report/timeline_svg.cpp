@@ -19,7 +19,8 @@ constexpr double kWidth = 880, kLeft = 140, kRight = 856;  // of the picture, of
 constexpr double kRow = 20, kGap = 5, kHead = 46, kPanel = 28, kAxis = 22, kFoot = 30;
 constexpr double kNanosecond = 0.0015;  // what rounding of a file's times may add up to
 constexpr double kCharacter = 7;  // of a label, on average
-constexpr std::size_t kWarps = 4;   // of a warpgroup
+constexpr double kLeastUs = 0.01, kMostUs = 1e6;  // of a window
+constexpr std::size_t kWarps = 4;                 // of a warpgroup
 
 // A colour per warpgroup; `n`: no warpgroup. Waits and flights have the same colours, pale.
 constexpr const char* kStyle = R"(  <style>
@@ -30,7 +31,6 @@ constexpr const char* kStyle = R"(  <style>
     .s { fill: #56616f; } .c { text-anchor: middle; } .e { text-anchor: end; }
     .g0 { fill: #a9cdf2; stroke: #0b5cad; } .g1 { fill: #f6c39f; stroke: #b5562a; }
     .g2 { fill: #d9c4f0; stroke: #6f42b5; } .n { fill: #bfe3c8; stroke: #3d8a54; }
-    
     .p { fill-opacity: 0.25; stroke-opacity: 0.5; }
     @media (prefers-color-scheme: dark) {
       .bg { fill: #1b2027; stroke: #323a44; } .axis { stroke: #6d7f92; } .grid { stroke: #2a323b; }
@@ -156,7 +156,7 @@ std::vector<Panel> read(const std::vector<std::string>& files, TimelinePicture& 
     Panel& p = panels[n];
     p.summary = read_timeline(files[n], &p.events);
     if (!picture.from.empty()) p.from = picture.from[picture.from.size() == 1 ? 0 : n];
-    if (p.from < 0 || p.from >= p.events.end)
+    if (!(p.from >= 0 && p.from < p.events.end))
       throw InputError(fmt::format("--from {}: {} ends at {:.1f} us", p.from, files[n],
                                    p.events.end));
     for (const std::size_t block : picture.blocks) {
@@ -184,7 +184,7 @@ std::vector<Panel> read(const std::vector<std::string>& files, TimelinePicture& 
   for (const std::string& lane : picture.lanes)
     if (const std::string name = lane.substr(0, lane.find('=')); !found.contains(name))
       throw InputError(fmt::format("--lanes {}: the file has nothing of that name", name));
-  if (picture.us <= 0)
+  if (picture.us == 0)
     for (const Panel& p : panels) picture.us = std::max(picture.us, p.events.end - p.from);
   for (Panel& p : panels)
     for (Lane& lane : p.lanes) {
@@ -217,6 +217,9 @@ std::string timeline_svg(const std::vector<std::string>& files, const TimelinePi
   if (picture.from.size() > 1 && picture.from.size() != files.size())
     throw InputError(fmt::format("--from: {} times for {} files", picture.from.size(),
                                  files.size()));
+  if (picture.us != 0 && !(picture.us >= kLeastUs && picture.us <= kMostUs))
+    throw InputError(fmt::format("--us {}: must be from {} to {}, or 0: all", picture.us, kLeastUs,
+                                 kMostUs));
   const std::vector<Panel> panels = read(files, picture);
   // One axis below all, unless their windows begin at different times.
   const bool one_axis = std::ranges::all_of(
