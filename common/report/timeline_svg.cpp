@@ -31,12 +31,15 @@ constexpr const char* kStyle = R"(  <style>
     .s { fill: #56616f; } .c { text-anchor: middle; } .e { text-anchor: end; }
     .g0 { fill: #a9cdf2; stroke: #0b5cad; } .g1 { fill: #f6c39f; stroke: #b5562a; }
     .g2 { fill: #d9c4f0; stroke: #6f42b5; } .n { fill: #bfe3c8; stroke: #3d8a54; }
-    .p { fill-opacity: 0.25; stroke-opacity: 0.5; }
+    .g0.p { fill: #eaf3fc; stroke: #85aed6; } .g1.p { fill: #fdf0e7; stroke: #daaa94; }
+    .g2.p { fill: #f5f0fb; stroke: #b7a0da; } .n.p { fill: #eff8f1; stroke: #9ec4a9; }
     @media (prefers-color-scheme: dark) {
       .bg { fill: #1b2027; stroke: #323a44; } .axis { stroke: #6d7f92; } .grid { stroke: #2a323b; }
       text { fill: #dfe5ec; } .s { fill: #a9b4c0; }
       .g0 { fill: #1d4a78; stroke: #6cb4ff; } .g1 { fill: #713d21; stroke: #e39a70; }
       .g2 { fill: #4b3272; stroke: #b996ee; } .n { fill: #23492f; stroke: #7cc592; }
+      .g0.p { fill: #1b2b3d; stroke: #436a92; } .g1.p { fill: #31271f; stroke: #7f5d4b; }
+      .g2.p { fill: #272433; stroke: #6a5a8a; } .n.p { fill: #1d2b2a; stroke: #4b7358; }
     }
   </style>
 )";
