@@ -83,8 +83,8 @@ bool lists(const std::string& tiles, const std::string& tile) {
 std::string tile_of(const TimelineEvents::Span& unit,
                     const std::vector<TimelineEvents::Flight>& flights) {
   for (const auto& f : flights)  // the first that ends
-    if (f.source == unit.source && f.name.ends_with(unit.name) && f.begin <= unit.begin + kNanosecond &&
-        f.end >= unit.end - kNanosecond)
+    if (f.source == unit.source && f.name.ends_with(unit.name) &&
+        f.begin <= unit.begin + kNanosecond && f.end >= unit.end - kNanosecond)
       return f.reads.substr(f.reads.rfind(' ') + 1);
   return "";
 }
@@ -100,8 +100,9 @@ std::vector<Box> boxes_of(const TimelineEvents& e, std::size_t block, const std:
     if (track.first == block && unit_name(track.second) == name)
       for (const auto& s : spans) {
         const bool tensor = track.second == emulator::kTensorTrack;
-        const std::string label = tensor ? tile_of(s, in_flight) : colour(s.name) == "n" ? s.name : "";
-        boxes.push_back({s.begin, s.end, label, colour(s.name), false, true});
+        const std::string of = colour(s.name);
+        boxes.push_back({s.begin, s.end, tensor ? tile_of(s, in_flight) : of == "n" ? s.name : "",
+                         of, false, true});
       }
   for (const auto* kind : {&e.marks, &e.waits})
     for (const auto& [track, spans] : *kind)

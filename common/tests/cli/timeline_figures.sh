@@ -32,5 +32,6 @@ cp "$root"/docs/figures/*.svg "$work/old"
 sed -i 's/softmax/Softmax/' "$work/old/06_pingpong.svg"
 cp "$work/old/06_ring.svg" "$work/old/06_other.svg"
 said=$(complaints "$work/old")
-[[ $said == *06_pingpong.svg:\ differs* && $said == *06_other.svg:*"not draw it" ]] || { echo "planted faults are not found"; exit 1; }
+[[ $said == *06_pingpong.svg:\ differs* && $said == *06_other.svg:*"not draw it" ]] ||
+  { echo "planted faults are not found"; exit 1; }
 echo "$(ls "$work/new" | wc -l) figures as drawn"
