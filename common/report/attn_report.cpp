@@ -396,7 +396,9 @@ int run(int argc, const char* const* argv) {
   const auto of_picture = [&](const char* name, auto& value, const char* what) {
     return timeline_command->add_option(name, value, what)->needs(svg);
   };
-  of_picture("--block", picture.blocks, "which ones, from 0 on (0)")->delimiter(',');
+  of_picture("--block", picture.blocks, "which ones, from 0 on (0)")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 1'000'000));
   of_picture("--from", picture.from, "begin in us: of all files, or one per file (0)")
       ->delimiter(',');
   of_picture("--us", picture.us, "length of the window in us (0: all)");

@@ -165,7 +165,7 @@ std::vector<Panel> read(const std::vector<std::string>& files, TimelinePicture& 
                                    p.events.end));
     for (const std::size_t block : picture.blocks) {
       if (!p.events.begins.contains(block + 1))
-        throw InputError(fmt::format("--block {}: {} has {} blocks, from 0 on", block, files[n],
+        throw InputError(fmt::format("--block {}: {} has {} block(s), from 0 on", block, files[n],
                                      p.summary.blocks));
       for (const std::string& lane :
            picture.lanes.empty() ? default_lanes(p.events, block + 1) : picture.lanes) {
