@@ -38,9 +38,9 @@ cp "$root/docs/reports/h200/03_flash_v1.v6_async.timeline.json" "$work/h200.json
 draw 03_recorded "One warp of 03's v6: the model, and a recorded launch" v6,h200 \
   --us 3.4 --lanes "cp.async of warp 0=copies in flight,warp 0"
 
-record 05_flash_decoding v7 --head-dim 64 --heads 1 --seqlen-k 1000 --num-splits 4
+record 05_flash_decoding v7 --head-dim 64 --heads 1 --seqlen-k 260 --num-splits 4
 draw 05_last_block "Four splits of a sequence: the last block to arrive reduces" v7 \
-  --block 0,1,2,3 --from 1.9 --us 1.9 --lanes "warp 0="
+  --block 0,1,2,3 --from 1.2 --us 1.8 --lanes "warp 0="
 
 one_tile=(--head-dim 128 --heads 1 --seqlen-q 128 --seqlen-k 1024)
 for step in v5 v6 v7; do record 06_flash_v3_hopper $step "${one_tile[@]}"; done

@@ -1,19 +1,17 @@
 #!/usr/bin/env bash
-# timeline_figures.sh ROOT BIN COMPILER: the figures that are timelines are what
-# timeline_figures.sh of common/scripts draws. Ends with planted faults.
+# timeline_figures.sh ROOT BIN PYTHON: the figures that are timelines show what timeline_figures.sh
+# of common/scripts draws. Ends with planted faults.
 set -euo pipefail
-root=$1 bin=$2 compiler=$3
-# The model counts the reads of arrays that this compiler leaves: others shift the times a little.
-drawn_with="GNU 12"
-[[ $compiler == "$drawn_with" ]] || { echo "drawn with $drawn_with, not $compiler"; exit 77; }
+root=$1 bin=$2 python=$3
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# complaints FIGURES: a line for each that differs from a new one, or that no command draws
+# complaints FIGURES: about each that differs from a new one, or that no command draws
 complaints() {
   local file
   for file in "$work"/new/*.svg; do
-    cmp -s "$file" "$1/${file##*/}" ||
+    "$python" "$here/timeline_figures.py" "$1/${file##*/}" "$file" ||
       echo "docs/figures/${file##*/}: differs from what common/scripts/timeline_figures.sh draws"
   done
   grep -lE ">(a model of an H100 or H200, not a measurement|recorded on )" "$1"/*.svg |
@@ -29,9 +27,15 @@ said=$(complaints "$root/docs/figures")
 [[ -z $said ]] || { echo "$said"; exit 1; }
 
 cp "$root"/docs/figures/*.svg "$work/old"
-sed -i 's/softmax/Softmax/' "$work/old/06_pingpong.svg"
-cp "$work/old/06_ring.svg" "$work/old/06_other.svg"
+sed -i '0,/softmax/s//Softmax/' "$work/old/06_pingpong.svg"  # a label
+"${AWK:-awk}" '/<rect class="n p"/ && ++n == 2 { next } 1' "$work/new/06_ring.svg" \
+  >"$work/old/06_ring.svg"  # a box is gone
+sed -i 's/>block 2</>block 4</' "$work/old/05_last_block.svg"  # a lane
+cp "$work/new/06_backward.svg" "$work/old/06_other.svg"
 said=$(complaints "$work/old")
-[[ $said == *06_pingpong.svg:\ differs* && $said == *06_other.svg:*"not draw it" ]] ||
-  { echo "planted faults are not found"; exit 1; }
+for fault in 06_pingpong.svg:\ differs 06_ring.svg:\ differs 05_last_block.svg:\ differs \
+  06_other.svg:\ common; do
+  [[ $said == *"$fault"* ]] || { echo "a planted fault is not found: $fault"; exit 1; }
+done
+[[ $(grep -c '^docs' <<<"$said") -eq 4 ]] || { echo "more than was planted: $said"; exit 1; }
 echo "$(ls "$work/new" | wc -l) figures as drawn"
