@@ -141,12 +141,12 @@ std::string Trace::block_json(std::size_t number, std::size_t shown, Cycles unti
       });
     };
     sort();
-    // The first lane, whose marks are drawn, may come to a wait after others of its warp: a mark
-    // that begins in a wait and outlasts it begins with the wait, around it.
+    // The first lane, whose marks are drawn, may come to a wait or an arrival after others of its
+    // warp: a mark that begins in one and outlasts it begins with it, around it.
     const Span* wait = nullptr;
     for (Span& s : spans)
-      if (std::strcmp(s.kind, "wait") == 0)
-        wait = &s;
+      if (std::strcmp(s.kind, "wait") == 0 || std::strcmp(s.kind, "arrive") == 0)
+        wait = wait && wait->end > s.end ? wait : &s;
       else if (wait && std::strcmp(s.kind, "mark") == 0 && s.begin < wait->end &&
                s.end > wait->end)
         s.begin = wait->begin;

@@ -270,6 +270,7 @@ Varied answered(const Step& step, const Problem& p, Backend backend, StudentProc
                 const std::string& title = "") {
   Request request = request_for(step, p, backend);
   request.timeline = timeline, request.title = title;
+  if (!timeline.empty()) request.problem.inputs = p.inputs, request.problem.seed = p.seed;
   request.schedule += turn.value_or(0);
   request.quiet = turn.has_value();
   add_inputs(request, step, p);
@@ -357,6 +358,7 @@ Request request_for(const Step& step, const Problem& p, Backend backend) {
   // Of three successive seeds each has another kind of schedule (run/schedule.h).
   r.schedule = schedule_of(p.seed) / 3 * 3 + p.seed % 3;
   r.problem = p;
+  r.problem.inputs = InputKind::random;
   if (p.dropout == 0) r.problem.seed = 0;
   r.workspaces = step.workspaces(p);
   r.input_specs = op.inputs(p);
@@ -391,7 +393,12 @@ bool run_exercise(const Exercise& e, StudentProcess& student, uint64_t seed,
     const auto verdict = reply.message.empty() ? e.judge(reply.probed()) : reply.message;
     if (verdict) {
       fmt::print("FAIL  {}\n", *verdict);
-      print_see_it(1);
+      // The first case, or the first one of the head dim that the verdict names.
+      const std::vector<Problem> all = cases(step, seed);
+      const auto named = std::ranges::find_if(all, [&](const Problem& p) {
+        return verdict->starts_with(fmt::format("head dim {}: ", p.head_dim));
+      });
+      print_see_it(named == all.end() ? 1 : 1 + int(named - all.begin()));
       return false;
     }
   }

@@ -53,6 +53,7 @@ json to_json(const Problem& p) {
           {"seqused_k", p.seqused_k},
           {"varlen", {p.varlen_q, p.varlen_k}},
           {"own", p.own},
+          {"inputs", static_cast<int>(p.inputs)},
           {"seed", p.seed}};
 }
 Problem problem(const json& j) {
@@ -67,6 +68,7 @@ Problem problem(const json& j) {
       j.at("alibi").get_to(p.alibi);
   j.at("dropout").get_to(p.dropout), j.at("top_k").get_to(p.top_k), j.at("seed").get_to(p.seed);
   j.at("varlen").at(0).get_to(p.varlen_q), j.at("varlen").at(1).get_to(p.varlen_k);
+  p.inputs = static_cast<InputKind>(j.at("inputs").get<int>());
   j.at("matrix").get_to(p.matrix), j.at("seqused_k").get_to(p.seqused_k), j.at("own").get_to(p.own);
   return p;
 }

@@ -27,6 +27,7 @@
 #include "report/summary.h"
 #include "report/tables.h"
 #include "report/timeline.h"
+#include "report/timeline_svg.h"
 #include "report/which.h"
 
 namespace attn::report {
@@ -387,7 +388,25 @@ int run(int argc, const char* const* argv) {
   std::vector<std::string> timelines;
   CLI::App* timeline_command = app.add_subcommand(
       "timeline", "summarises a timeline (--timeline), or compares two: waits, units, chains");
-  timeline_command->add_option("FILES", timelines, "one file, or two")->required()->expected(1, 2);
+  TimelinePicture picture;
+  timeline_command->add_option("FILES", timelines, "one file, or two; with --svg any number")
+      ->required();
+  CLI::Option* svg =
+      timeline_command->add_option("--svg", output, "instead: draws blocks, as an SVG file");
+  const auto of_picture = [&](const char* name, auto& value, const char* what) {
+    return timeline_command->add_option(name, value, what)->needs(svg);
+  };
+  of_picture("--block", picture.blocks, "which ones, from 0 on (0)")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 1'000'000));
+  of_picture("--from", picture.from, "begin in us: of all files, or one per file (0)")
+      ->delimiter(',');
+  of_picture("--us", picture.us, "length of the window in us (0: all)");
+  of_picture("--lanes", picture.lanes,
+             "NAME or NAME=LABEL: a unit, \"warp 8\", \"smem sK[0]\", \"cp.async of warp 0\" "
+             "(units, first warps of warpgroups)")
+      ->delimiter(',');
+  of_picture("--title", picture.title, "first line of the picture (chapter and steps)");
   EvidenceArguments evidence;
   int evidence_status = 0;
   add_evidence_commands(app, evidence, evidence_status);
@@ -411,7 +430,11 @@ int run(int argc, const char* const* argv) {
   if (*import_command) write_text(output, import_profile(results, counters, import_options));
   if (*diff_command) return diff(a, b, step_a, step_b, force);
   if (*which_command) fmt::print("{}", which(which_arguments));
-  if (*timeline_command)
+  if (*svg)
+    write_text(output, timeline_svg(timelines, picture));
+  else if (*timeline_command && timelines.size() > 2)
+    throw InputError("timeline: one file, or two; with --svg any number");
+  else if (*timeline_command)
     fmt::print("{}", timelines.size() == 1
                          ? text(read_timeline(timelines[0]))
                          : text(read_timeline(timelines[0]), read_timeline(timelines[1])));

@@ -17,49 +17,18 @@
 namespace attn::report {
 namespace {
 
-using Track = std::pair<std::size_t, std::size_t>;  // process, thread
-
-struct Span {
-  double begin, end;
-  std::string name;
-};
-struct Flight {
-  double begin, end;
-  std::string name;
-  std::size_t issuer;
-};
-struct Point {
-  Track track;
-  double at;
-};
-
-// The events of a file by kind.
-struct Events {
-  std::map<Track, std::vector<Span>> waits, marks, units;
-  std::map<Track, double> ends;                       // of the last event
-  std::map<std::size_t, double> begins;               // of each block
-  std::map<std::size_t, std::vector<Flight>> flights;  // of each block
-  std::map<Track, std::vector<std::pair<double, Point>>> sources;  // where a flow ends: its start
-  double end = 0;
-};
-
-std::string unit_name(std::size_t track) {
-  switch (track) {
-    case emulator::kTensorTrack: return "tensor core";
-    case emulator::kSpecialTrack: return "special-function unit";
-    case emulator::kTmaTrack: return "TMA";
-    case emulator::kLoadsTrack: return "cp.async";
-  }
-  return "unit";
-}
+using Track = TimelineEvents::Track;
+using Span = TimelineEvents::Span;
+using Flight = TimelineEvents::Flight;
+using Point = TimelineEvents::Point;
 
 // "k_full" of "k_full[1]"
 std::string without_index(const std::string& name) { return name.substr(0, name.find('[')); }
 
 constexpr double kNanosecond = 0.001;
 
-Events read_events(const nlohmann::json& all, const std::string& file) {
-  Events e;
+TimelineEvents read_events(const nlohmann::json& all, const std::string& file) {
+  TimelineEvents e;
   std::map<std::int64_t, Point> starts;
   std::map<std::int64_t, Flight> open;
   for (const nlohmann::json& value : all) {
@@ -70,8 +39,11 @@ Events read_events(const nlohmann::json& all, const std::string& file) {
     const Track track{event.integer("pid", 0), event.integer("tid", 0)};
     const double at = value.at("ts").get<double>();
     const std::string name = event.text("name"), kind = event.text("cat");
+    const auto argument = [&](const char* key) {
+      return value.contains("args") ? value["args"].value(key, "") : std::string();
+    };
     if (phase == "X") {
-      const Span span{at, at + value.at("dur").get<double>(), name};
+      const Span span{at, at + value.at("dur").get<double>(), name, argument("source")};
       auto& where = kind == "wait" ? e.waits : kind == "mark" ? e.marks : e.units;
       if (kind != "arrive" && kind != "exit") where[track].push_back(span);
       e.ends[track] = std::max(e.ends[track], span.end);
@@ -82,7 +54,9 @@ Events read_events(const nlohmann::json& all, const std::string& file) {
     }
     const std::int64_t id = event.integer("id", 0);
     if (phase == "b")
-      open[id] = {at, at, name, value.at("args").at("issuer").get<std::size_t>()};
+      open[id] = {{at, at, name, argument("source")},
+                  value.at("args").at("issuer").get<std::size_t>(),
+                  argument("reads"), argument("writes")};
     else if (phase == "e" && open.contains(id))
       open[id].end = at, e.flights[track.first].push_back(open[id]);
     else if (phase == "s")
@@ -128,7 +102,7 @@ Intervals both(const Intervals& a, const Intervals& b) {
   return all;
 }
 
-void add_units(const Events& e, TimelineSummary& s) {
+void add_units(const TimelineEvents& e, TimelineSummary& s) {
   double time = 0;
   std::map<std::size_t, std::map<std::string, Intervals>> units;
   for (const auto& [track, spans] : e.units)
@@ -149,7 +123,7 @@ void add_units(const Events& e, TimelineSummary& s) {
     for (auto& [name, share] : *shares) share /= time;
 }
 
-void add_waits(const Events& e, TimelineSummary& s) {
+void add_waits(const TimelineEvents& e, TimelineSummary& s) {
   std::map<std::string, double> time;  // of the warps that wait there
   for (const auto& [track, spans] : e.waits) {
     std::map<std::string, double> here;
@@ -163,7 +137,7 @@ void add_waits(const Events& e, TimelineSummary& s) {
 }
 
 // The first warps of warpgroups stand for them.
-void add_marks(const Events& e, TimelineSummary& s) {
+void add_marks(const TimelineEvents& e, TimelineSummary& s) {
   struct OfWarps {
     double time = 0, warps = 0;
     std::map<std::size_t, std::vector<Intervals>> groups;  // by block
@@ -202,7 +176,7 @@ void add_marks(const Events& e, TimelineSummary& s) {
 // is the last event of a block that had ended.
 class Chain {
  public:
-  Chain(const Events& e, TimelineSummary& s) : e_(e) {
+  Chain(const TimelineEvents& e, TimelineSummary& s) : e_(e) {
     Point at = last_event(e.end);
     for (std::size_t n = 0; n < kMostLinks && at.at > kNanosecond; ++n) {
       if (const auto link = last_wait(at)) {
@@ -288,7 +262,7 @@ class Chain {
 
   void add(const std::string& what, double us) { ++parts_[what].first, parts_[what].second += us; }
 
-  const Events& e_;
+  const TimelineEvents& e_;
   std::map<std::string, std::pair<int, double>> parts_;
 };
 
@@ -354,7 +328,17 @@ std::string data_of(std::istream& file) {
 
 }  // namespace
 
-TimelineSummary read_timeline(const std::string& path) {
+std::string unit_name(std::size_t track) {
+  switch (track) {
+    case emulator::kTensorTrack: return "tensor core";
+    case emulator::kSpecialTrack: return "special-function unit";
+    case emulator::kTmaTrack: return "TMA";
+    case emulator::kLoadsTrack: return "cp.async";
+  }
+  return "unit";
+}
+
+TimelineSummary read_timeline(const std::string& path, TimelineEvents* events) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw InputError(fmt::format("{}: cannot be read", path));
   const char* const accepted = "what a chapter program writes with --timeline";
@@ -374,7 +358,7 @@ TimelineSummary read_timeline(const std::string& path) {
   if (what.starts_with(measured))
     s.gpu = what.substr(measured.size(), what.rfind(" (") - measured.size());
   try {
-    const Events e = read_events(json["traceEvents"], path);
+    TimelineEvents e = read_events(json["traceEvents"], path);
     s.blocks = e.begins.size();
     s.us = e.end;
     add_units(e, s);
@@ -384,6 +368,7 @@ TimelineSummary read_timeline(const std::string& path) {
       for (const char* name : {"busy", "waiting", "idle"})
         s.sms[name] = sms->at(name).get<double>();
     const Chain chain(e, s);
+    if (events) *events = std::move(e);
   } catch (const nlohmann::json::exception&) {
     throw InputError(fmt::format("{}: an event lacks a value: must be {}", path, accepted));
   }

@@ -40,8 +40,35 @@ struct TimelineSummary {
   std::vector<Part> chain;
 };
 
-/// Throws InputError for a file that is no timeline.
-TimelineSummary read_timeline(const std::string& path);
+/// The events of a file by kind. Times in microseconds.
+struct TimelineEvents {
+  using Track = std::pair<std::size_t, std::size_t>;  ///< block, from 1; unit, or warp from 1
+  struct Span {
+    double begin, end;
+    std::string name, source{};
+  };
+  struct Flight : Span {
+    std::size_t issuer;
+    std::string reads{}, writes{};  ///< tiles of shared memory: "sQ[0], sK[1]"
+  };
+  struct Point {
+    Track track;
+    double at;
+  };
+  std::map<Track, std::vector<Span>> waits, marks, units;
+  std::map<Track, double> ends;                        ///< of the last event
+  std::map<std::size_t, double> begins;                ///< of each block
+  std::map<std::size_t, std::vector<Flight>> flights;  ///< of each block
+  /// Where an arrow ends, and its start.
+  std::map<Track, std::vector<std::pair<double, Point>>> sources;
+  double end = 0;
+};
+
+/// "tensor core" of emulator::kTensorTrack.
+std::string unit_name(std::size_t track);
+
+/// Throws InputError for a file that is no timeline. `events`: also its events.
+TimelineSummary read_timeline(const std::string& path, TimelineEvents* events = nullptr);
 
 std::string text(const TimelineSummary&);
 /// How B differs from A: in words, and as a table.

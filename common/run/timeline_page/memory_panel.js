@@ -247,12 +247,14 @@ timeline.memory = (() => {
     'change', () => state.open && setTime(state.time, true));
 
   if (/"races":\[\{/.test(text)) {  // the page was written for it
-    open(true);
+    load();
     const block = state.memory.blocks.find(some => some.races.length > 0);
-    chooseBlock(block, false);
     const race = block.races[block.races.length - 1];
     const times = [race.first, race.second].filter(side => side && side.at >= 0)
       .map(side => side.at);
+    t.end = Math.max(t.end, ...times);  // after the last span, if the launch ended there
+    open(true);
+    chooseBlock(block, false);
     timeline.show(Math.min(...times) - 400, Math.max(...times) + 400);
     selectSide(race, race.second);
   }

@@ -22,6 +22,7 @@ fails() {
 }
 
 fails ex01b "$ex01b" stub
+grep -q '"problem":"[^"]* inputs=needle seed=1"' ex01b.html || fail "another problem in ex01b.html"
 # The worst read of the stub has 16 wavefronts, that of the solution 1.
 worst() {
   "$python" - "$1" <<'PYTHON'
