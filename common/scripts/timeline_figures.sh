@@ -34,7 +34,7 @@ draw 03_async "One block of v5 and v6: who waits for the next tile of Q" v5,v6 \
 
 # The recorded one is a part of what check_recording.sh wrote on an H200.
 record 03_flash_v1 v6 --seqlen 512
-cp "$root/docs/reports/h200/03_flash_v1.v6_async.timeline.json" "$work/h200.json"
+cp "$root/docs/figures/03_recorded.json" "$work/h200.json"
 draw 03_recorded "One warp of 03's v6: the model, and a recorded launch" v6,h200 \
   --us 3.4 --lanes "cp.async of warp 0=copies in flight,warp 0"
 
