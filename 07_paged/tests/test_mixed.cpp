@@ -263,8 +263,7 @@ TEST_CASE("options --serial and --streams exclude each other and are of v11 only
   const auto reason = [&](const char* step, std::initializer_list<const char*> options) {
     Problem q = p;
     for (const char* option : options) q.own[option] = {1};
-    const auto found = std::ranges::find(chapter().steps, std::string(step), &Step::name);
-    return refusal(*found, q).value_or("");
+    return refusal(step_named(step), q).value_or("");
   };
   CHECK(reason("v11_mixed", {"serial"}) == "");
   CHECK(reason("v11_mixed", {"streams"}) == "");

@@ -24,7 +24,7 @@ Problem one_head_of(int64_t queries, int64_t keys, int64_t d, InputKind kind = I
 // Distance of a step's O from attention over the original inputs.
 Distance from_originals(const char* name, const Problem& of_any_type, const HostTensors& in,
                         const char* tensor = "o") {
-  const Step& step = *std::ranges::find(chapter().steps, name, &Step::name);
+  const Step& step = step_named(name);
   Problem p = of_any_type;
   p.dtype = quantises_to(step);
   Session session(p, *step.operation, Backend::emulated, in);

@@ -254,7 +254,7 @@ TEST_CASE("NaN and Inf in a cache reach the queries that attend to them", "[emul
 // In d9's cache a NaN in an encoded key is in its channel's scale, which 32 keys share: a query
 // that attends to any of them gets NaN. The others are unchanged.
 TEST_CASE("NaN in a key poisons its group", "[emulated]") {
-  const Step& step = *std::ranges::find(chapter().steps, "d9_kivi", &Step::name);
+  const Step& step = step_named("d9_kivi");
   for (const float bad : {NAN, INFINITY, 0x1p101f}) {
     Problem p = problem(4, 400, 64, DType::int4);
     p.batch = p.heads = p.kv_heads = 1;
