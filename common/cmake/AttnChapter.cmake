@@ -280,7 +280,9 @@ function(attn_add_chapter chapter)
                                           ${common}/tests/test_recorded.cpp
                                           ${common}/report/code_keys.cpp  # for test_model.cpp
                                           ${common}/report/containers.cpp
-                                          ${common}/report/sha256.cpp ${common}/report/tokens.cpp)
+                                          ${common}/report/sha256.cpp
+                                          ${common}/report/table_rows.cpp
+                                          ${common}/report/tokens.cpp)
     attn_test_settings(attn_chapter_tests attn)
   endif()
   set(recorded ${${chapter}_RECORDED} ${${chapter}_hopper_RECORDED})
