@@ -22,6 +22,7 @@ step() {  # CHAPTER NAME PARENT TABLE COUNT: COUNT times in CMakeLists.txt
   grep -q "diff_${1%%_*}_${3%%_*}_${2%%_*}" "$work/said"
   [[ $(grep -ow "$2" "$work/$1/CMakeLists.txt" | wc -l) -eq $5 ]] || { echo "$2: CMakeLists.txt"; exit 1; }
   [[ $(grep -ow "\"$2\"" "$work/$1/$4" | wc -l) -eq 1 ]] || { echo "$2: $4"; exit 1; }
+  if grep -w "$2" "$work/$1/CMakeLists.txt" | grep '.\{101\}'; then echo "$2: a long line"; exit 1; fi
   diff <(sed '/^\/\//d' "$work/$1/$3.cu") <(sed "/^\/\//d; s/\b$2\b/$3/g" "$work/$1/$2.cu")
   grep -q "^// parent    $3$" "$work/$1/$2.cu"
   compiles "$1" "$2.cu"
