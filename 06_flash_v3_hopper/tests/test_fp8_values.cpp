@@ -42,13 +42,6 @@ Case case_of(Problem p, Change change) {
   return c;
 }
 
-HostTensors outputs_of(const Step& step, const Problem& p, const HostTensors& in) {
-  Session session(p, forward(), Backend::emulated, in);
-  REQUIRE(session.prepare(step).ok());
-  REQUIRE(session.launch().ok());
-  return session.outputs();
-}
-
 // Runs the steps named by `which` and compares some rows of each head, for problems on which the
 // whole reference would take longer than the step.
 void check_some_rows(Problem p, Backend backend, bool (*which)(const Step&), double budget) {

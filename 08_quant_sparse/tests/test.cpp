@@ -167,12 +167,6 @@ TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
 
 namespace {
 
-HostTensors outputs_of(const Step& step, const Problem& p, const HostTensors& in) {
-  Session session(p, *step.operation, Backend::emulated, in);
-  REQUIRE(session.prepare(step).ok());
-  REQUIRE(session.launch().ok());
-  return session.outputs();
-}
 bool prefills(const Step& step) { return step.name.starts_with("q"); }
 
 }  // namespace

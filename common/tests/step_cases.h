@@ -115,6 +115,17 @@ inline const Step& step_named(const std::string& name) {
   return *step;
 }
 
+/// The outputs of a step for these inputs.
+inline HostTensors outputs_of(const Step& step, const Problem& problem, const HostTensors& inputs,
+                              Backend backend = Backend::emulated) {
+  choose_schedule(problem.seed);
+  Session session(problem, *step.operation, backend, inputs);
+  REQUIRE(session.prepare(step).ok());
+  REQUIRE(session.launch().ok());
+  REQUIRE_FALSE(session.broken_guard());
+  return session.outputs();
+}
+
 /// Checks that a step's results are bitwise equal in five other orders of threads. Every other
 /// launch starts with the counters that the previous one left.
 inline void check_schedules(const Step& step, const Problem& problem) {
@@ -181,10 +192,7 @@ inline void check_dropped() {
   for (const Step& step : chapter().steps) {
     if (step.operation != &op || refusal(step, p)) continue;
     INFO(step.name);
-    Session session(p, op, Backend::emulated, in);
-    REQUIRE(session.prepare(step).ok());
-    REQUIRE(session.launch().ok());
-    const HostTensors out = session.outputs();
+    const HostTensors out = outputs_of(step, p, in);
     int wrong = 0;
     for (int64_t h = 0; h < 2; ++h)
       for (int64_t i = 0; i < 33; ++i)
@@ -307,10 +315,7 @@ inline void check_far_scores(Problem p) {
   for (float& x : in.at("k").data) x = round_to(p.dtype, -size + 0.01f * x);
   for (const Step* step : steps_for("backward", p)) {
     INFO(step->name << " " << p.text());
-    Session session(p, op, Backend::emulated, in);
-    REQUIRE(session.prepare(*step).ok());
-    REQUIRE(session.launch().ok());
-    const HostTensors out = session.outputs();
+    const HostTensors out = outputs_of(*step, p, in);
     for (const Expected& e : op.reference(p, in, {}))
       CHECK(check(out.at(e.spec.name), e).failure == "");
   }
