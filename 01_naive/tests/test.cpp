@@ -8,16 +8,9 @@ using namespace attn::tests;
 
 namespace {
 
-const std::vector<int64_t> kShort{1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 113, 127, 128, 129, 203};
 // some are not multiples of 8
 const std::vector<int64_t> kHeadDims{8, 64, 40, 128, 72, 1, 33, 192};
 const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::fp32};
-
-const Step& step_named(const std::string& name) {
-  for (const Step& s : chapter().steps)
-    if (s.name == name) return s;
-  throw std::runtime_error("no step " + name);
-}
 
 Eigen::MatrixXd head(const HostTensor& t, int64_t b, int64_t h) {
   using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -38,7 +31,7 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
 TEST_CASE("forward steps match the reference on short problems", "[emulated]") {
   Counts ran;
   int n = 0;
-  covering_problems(kShort, kHeadDims, kDTypes, [&](Problem p) {
+  covering_problems(kShortLengths, kHeadDims, kDTypes, [&](Problem p) {
     ran += check_steps("forward", p, Backend::emulated, in_turn, turn(n));
     ++n;
   });
@@ -64,7 +57,7 @@ TEST_CASE("softmax rows longer than shared memory match the reference", "[emulat
 
 TEST_CASE("backward steps match the reference on short problems", "[emulated]") {
   Counts ran;
-  covering_problems(kShort, kHeadDims, kDTypes,
+  covering_problems(kShortLengths, kHeadDims, kDTypes,
                     [&](Problem p) { ran += check_steps("backward", p, Backend::emulated); });
   CHECK(ran.text() == "b1_global 80, b2_cublas 80");
 }
@@ -101,19 +94,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
   for (const Step& step : chapter().steps) {
     Problem p = problem(70, 70, 40, DType::bf16);
     p.finish();
-    HostTensors first;
-    CHECK(run_step(step, p, Backend::emulated, &first) == "");
-    const Operation& op = *step.operation;
-    for (uint64_t seed = 100; seed < 105; ++seed) {
-      Session session(p, op, Backend::emulated, draw_inputs(p, op.inputs(p)));
-      emulator::schedule_seed = seed;
-      CHECK(session.prepare(step).ok());
-      CHECK(session.launch().ok());
-      for (const auto& [name, t] : session.outputs()) {
-        INFO(step.name << " " << name << " under schedule " << seed);
-        CHECK(same(t, first.at(name)));
-      }
-    }
+    check_schedules(step, p);
   }
 }
 
@@ -174,33 +155,13 @@ TEST_CASE("the two back ends agree", "[gpu]") {
   Problem p = problem(203, 239, 64, DType::bf16, InputKind::needle);
   p.causal = true;
   p.finish();
-  for (const Step& step : chapter().steps) {
-    HostTensors gpu, emulated;
-    INFO(step.name);
-    REQUIRE(run_step(step, p, Backend::gpu, &gpu) == "");
-    REQUIRE(run_step(step, p, Backend::emulated, &emulated) == "");
-    for (const auto& [name, t] : gpu) {
-      double difference = 0, size = 0;
-      for (std::size_t i = 0; i < t.data.size(); ++i) {
-        const double a = t.data[i], b = emulated.at(name).data[i];
-        if (std::isfinite(b)) difference += (a - b) * (a - b), size += b * b;
-      }
-      INFO(name);
-      CHECK(std::sqrt(difference / size) < 4e-3);  // one bf16 rounding
-    }
-  }
+  for (const Step& step : chapter().steps) check_back_ends_agree(step, p);
 }
 
 TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   Problem p = problem(203, 203, 64, DType::bf16);
   p.finish();
-  for (const Step& step : chapter().steps) {
-    const Operation& op = *step.operation;
-    Session session(p, op, Backend::gpu, draw_inputs(p, op.inputs(p)));
-    REQUIRE(session.prepare(step).ok());
-    INFO(step.name);
-    CHECK(session.repeats_differ(1000) == "");
-  }
+  for (const Step& step : chapter().steps) check_gpu_repeats(step, p);
 }
 
 TEST_CASE("tensors with more than 2^31 elements match the reference", "[gpu][large]") {

@@ -53,12 +53,6 @@ Problem with_top_k(Problem p, int64_t k) {
   return p;
 }
 
-const Step& step_named(const std::string& name) {
-  for (const Step& s : chapter().steps)
-    if (s.name == name) return s;
-  throw std::runtime_error("no step " + name);
-}
-
 // Runs a step on one row of scores and returns y.
 std::vector<float> softmax_of(const Step& step, const std::vector<float>& x) {
   Problem p = rows_cols(1, static_cast<int64_t>(x.size()), DType::fp32);
@@ -178,10 +172,7 @@ TEST_CASE("top-k matches the reference on ties and short rows", "[emulated]") {
     const Operation& op = softmax_topk();
     std::vector<float> x(3000, 2.5f);
     if (rising) std::iota(x.begin(), x.end(), -2990.0f);
-    Session session(p, op, Backend::emulated, {{"x", HostTensor{op.inputs(p)[0], x}}});
-    REQUIRE(session.prepare(step).ok());
-    REQUIRE(session.launch().ok());
-    const HostTensors out = session.outputs();
+    const HostTensors out = outputs_of(step, p, {{"x", HostTensor{op.inputs(p)[0], x}}});
     for (std::size_t i = 0; i < 7; ++i)
       CHECK(out.at("indices").numbers[i] == (rising ? 2999 - int64_t(i) : int64_t(i)));
     CHECK(out.at("values").data[0] == Approx(rising ? 1 - std::exp(-1.0) : 1 / 3000.0));
@@ -221,19 +212,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
                                             : rows_cols(3, 1003, DType::bf16, InputKind::needle);
     if (step.operation == &softmax_topk()) p.top_k = 8;
     p.finish();
-    HostTensors first;
-    CHECK(run_step(step, p, Backend::emulated, &first) == "");
-    const Operation& op = *step.operation;
-    for (uint64_t seed = 100; seed < 105; ++seed) {
-      Session session(p, op, Backend::emulated, draw_inputs(p, op.inputs(p)));
-      emulator::schedule_seed = seed;
-      CHECK(session.prepare(step).ok());
-      CHECK(session.launch().ok());
-      for (const auto& [name, t] : session.outputs()) {
-        INFO(step.name << " " << name << " under schedule " << seed);
-        CHECK(same(t, first.at(name)));
-      }
-    }
+    check_schedules(step, p);
   }
 }
 
@@ -313,24 +292,7 @@ TEST_CASE("the two back ends agree", "[gpu]") {
                                             : rows_cols(33, 1003, DType::bf16, InputKind::needle);
     if (step.operation == &softmax_topk()) p.top_k = 8;
     p.finish();
-    HostTensors gpu, emulated;
-    INFO(step.name);
-    REQUIRE(run_step(step, p, Backend::gpu, &gpu) == "");
-    REQUIRE(run_step(step, p, Backend::emulated, &emulated) == "");
-    for (const auto& [name, t] : gpu) {
-      INFO(name);
-      if (t.data.empty()) {  // indices have no data, only numbers
-        REQUIRE(!t.numbers.empty());
-        CHECK(same(t, emulated.at(name)));
-        continue;
-      }
-      double difference = 0, size = 0;
-      for (std::size_t i = 0; i < t.data.size(); ++i) {
-        const double a = t.data[i], b = emulated.at(name).data[i];
-        if (std::isfinite(b)) difference += (a - b) * (a - b), size += b * b;
-      }
-      CHECK(std::sqrt(difference / size) < 4e-3);  // one bf16 rounding
-    }
+    check_back_ends_agree(step, p);
   }
 }
 
@@ -340,11 +302,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
                                             : rows_cols(33, 5003, DType::bf16);
     if (step.operation == &softmax_topk()) p.top_k = 8;
     p.finish();
-    const Operation& op = *step.operation;
-    Session session(p, op, Backend::gpu, draw_inputs(p, op.inputs(p)));
-    REQUIRE(session.prepare(step).ok());
-    INFO(step.name);
-    CHECK(session.repeats_differ(1000) == "");
+    check_gpu_repeats(step, p);
   }
 }
 

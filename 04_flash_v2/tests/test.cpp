@@ -2,7 +2,6 @@
 #include <set>
 #include <tuple>
 
-#include "attn/philox.h"
 #include "device/roofline.h"
 #include "tests/step_cases.h"
 
@@ -11,16 +10,9 @@ using namespace attn::tests;
 
 namespace {
 
-const std::vector<int64_t> kShort{1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 113, 127, 128, 129, 203};
 // not every step supports the last ones
 const std::vector<int64_t> kHeadDims{64, 128, 32, 64, 96, 128, 192, 256};
 const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
-
-const Step& step_named(const std::string& name) {
-  for (const Step& s : chapter().steps)
-    if (s.name == name) return s;
-  throw std::runtime_error("no step " + name);
-}
 
 // Every third problem has dropout; only the last two forward steps support it.
 template <class Body>
@@ -137,37 +129,13 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
 }
 
 TEST_CASE("steps drop the same probabilities as the reference bit for bit", "[emulated]") {
-  // With V = identity columns O shows P: an O of 0 is a dropped probability.
-  Problem p = problem(33, 64, 64, DType::fp16);
-  p.heads = p.kv_heads = 2;
-  p.dropout = 0.5;
-  p.finish();
-  const Operation& op = forward();
-  HostTensors in = draw_inputs(p, op.inputs(p));
-  for (float& x : in.at("q").data) x = 0;  // all probabilities equal
-  for (std::size_t i = 0; i < in.at("v").data.size(); ++i)
-    in.at("v").data[i] = i / 64 % 64 == i % 64 ? 1 : 0;
-  for (const Step& step : chapter().steps) {
-    if (step.operation != &forward() || refusal(step, p)) continue;
-    INFO(step.name);
-    Session session(p, op, Backend::emulated, in);
-    REQUIRE(session.prepare(step).ok());
-    REQUIRE(session.launch().ok());
-    const HostTensors out = session.outputs();
-    int wrong = 0;
-    for (int64_t h = 0; h < 2; ++h)
-      for (int64_t i = 0; i < 33; ++i)
-        for (int64_t j = 0; j < 64; ++j)
-          wrong += (out.at("o").row(0, h, i)[j] != 0) !=
-                   dropout_keeps(p.seed, h, static_cast<int>(i), static_cast<int>(j), 128);
-    CHECK(wrong == 0);
-  }
+  check_dropped();
 }
 
 TEST_CASE("forward steps match the reference on short problems", "[emulated]") {
   Counts ran;
   int n = 0;
-  problems(kShort, [&](Problem p) {
+  problems(kShortLengths, [&](Problem p) {
     ran += check_steps("forward", p, Backend::emulated, in_turn, turn(n));
     ++n;
   });
@@ -236,19 +204,7 @@ TEST_CASE("results are bitwise equal under every thread schedule", "[emulated]")
     p.causal = true;
     if (features) p.varlen_q = {140, 0, 70}, p.varlen_k = {300, 5, 90}, add_features(p, 7, 0);
     p.finish();
-    HostTensors first;
-    CHECK(run_step(step, p, Backend::emulated, &first) == "");
-    const Operation& op = *step.operation;
-    for (uint64_t seed = 100; seed < 105; ++seed) {
-      Session session(p, op, Backend::emulated, draw_inputs(p, op.inputs(p)));
-      emulator::schedule_seed = seed;
-      CHECK(session.prepare(step).ok());
-      CHECK(session.launch().ok());
-      for (const auto& [name, t] : session.outputs()) {
-        INFO(step.name << " " << name << " under schedule " << seed);
-        CHECK(same(t, first.at(name)));
-      }
-    }
+    check_schedules(step, p);
   }
 }
 
@@ -334,21 +290,7 @@ TEST_CASE("GPU and emulator agree to one rounding of bf16", "[gpu]") {
   Problem p = problem(203, 239, 64, DType::bf16, InputKind::needle);
   p.causal = true;
   p.finish();
-  for (const Step& step : chapter().steps) {
-    HostTensors gpu, emulated;
-    INFO(step.name);
-    REQUIRE(run_step(step, p, Backend::gpu, &gpu) == "");
-    REQUIRE(run_step(step, p, Backend::emulated, &emulated) == "");
-    for (const auto& [name, t] : gpu) {
-      double difference = 0, size = 0;
-      for (std::size_t i = 0; i < t.data.size(); ++i) {
-        const double a = t.data[i], b = emulated.at(name).data[i];
-        if (std::isfinite(b)) difference += (a - b) * (a - b), size += b * b;
-      }
-      INFO(name);
-      CHECK(std::sqrt(difference / size) < 4e-3);  // one rounding of bf16
-    }
-  }
+  for (const Step& step : chapter().steps) check_back_ends_agree(step, p);
 }
 
 TEST_CASE("1000 GPU runs give bitwise equal results", "[gpu]") {
@@ -356,11 +298,7 @@ TEST_CASE("1000 GPU runs give bitwise equal results", "[gpu]") {
     Problem p = problem(203, 603, 64, DType::bf16);
     if (features) p.varlen_q = {203, 0, 70}, p.varlen_k = {603, 5, 90}, add_features(p, 7, 0);
     p.finish();
-    const Operation& op = *step.operation;
-    Session session(p, op, Backend::gpu, draw_inputs(p, op.inputs(p)));
-    REQUIRE(session.prepare(step).ok());
-    INFO(step.name);
-    CHECK(session.repeats_differ(1000) == "");
+    check_gpu_repeats(step, p);
   }
 }
 

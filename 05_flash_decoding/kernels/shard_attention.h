@@ -38,12 +38,12 @@ class ShardAttention {
         owners_(std::move(owners)),
         attend_(attend),
         of_(std::move(of)),
-        plan_(plan_of(sharding_, rank_.index(), owners_)),
+        blocks_(blocks_of_rank(sharding_, rank_.index(), owners_)),
         rows_(sharding_.rows_q(rank_.index())) {}
 
   // Before the first block.
   void begin() const {
-    for_each_range(plan_.clear, [&](const RowRange& rows, int64_t b) {
+    for_each_range(blocks_.clear, [&](const RowRange& rows, int64_t b) {
       rank_.compute("clear", [=, o_acc = o_acc(b, 0), lse = lse(b, 0)](Stream stream) {
         return clear_rows(stream, o_acc, lse, rows);
       });
@@ -54,7 +54,7 @@ class ShardAttention {
     const Problem& whole = sharding_.whole;
     const int owner = owners_[n];
     const std::byte* const v = kv + sharding_.kv_bytes(owner) / 2;
-    for (const PlannedBlock& planned : plan_.blocks[n])
+    for (const PlannedBlock& planned : blocks_.of_owner[n])
       for (int64_t b = 0; b < whole.batch; ++b) {
         const ShardBlock& block = planned.block;
         const int64_t q = (b * rows_ + block.q_row) * sharding_.q_row_bytes();
@@ -67,7 +67,7 @@ class ShardAttention {
             {"o_acc", o_acc(b, block.q_row)},
             {"lse", lse(b, block.q_row)},
             {"tile_counter", bytes_at(rank_, of_ + "tile_counter")}};
-        const int split = static_cast<int>(std::max<int64_t>(0, plan_.split - block.q_row));
+        const int split = static_cast<int>(std::max<int64_t>(0, blocks_.split - block.q_row));
         const Accumulation rows{rows_, split, planned.first, planned.last};
         rank_.compute("block", [=, this, p = problem_of(whole, block), device = rank_.device(),
                                 attend = attend_, sms = rank_.transfer_sms()](Stream stream) {
@@ -80,7 +80,7 @@ class ShardAttention {
   }
   // After the last block.
   void end() const {
-    for_each_range(plan_.convert, [&](const RowRange& rows, int64_t b) {
+    for_each_range(blocks_.convert, [&](const RowRange& rows, int64_t b) {
       rank_.compute("convert", [=, dtype = sharding_.whole.dtype, o_acc = o_acc(b, 0),
                                 o = bytes_at(rank_, of_ + "o") +
                                     b * rows_ * sharding_.q_row_bytes()](Stream stream) {
@@ -118,7 +118,7 @@ class ShardAttention {
   std::vector<int> owners_;
   Attend attend_;
   std::string of_;
-  Plan plan_;
+  RankBlocks blocks_;
   int64_t rows_;
 };
 

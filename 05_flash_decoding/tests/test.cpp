@@ -152,19 +152,7 @@ TEST_CASE("results are bitwise equal under every thread schedule", "[emulated]")
     p.seqused_k = {900, 333};
     p = split(p, step);
     p.finish();
-    HostTensors first;
-    CHECK(run_step(step, p, Backend::emulated, &first) == "");
-    Session session(p, *step.operation, Backend::emulated, draw(*step.operation, p).tensors);
-    for (uint64_t seed = 100; seed < 105; ++seed) {
-      emulator::schedule_seed = seed;
-      // Every other launch starts with the counters that the previous one left.
-      if (seed % 2 == 0) CHECK(session.prepare(step).ok());
-      CHECK(session.launch().ok());
-      for (const auto& [name, t] : session.outputs()) {
-        INFO(step.name << " " << name << " under schedule " << seed);
-        CHECK(same(t, first.at(name)));
-      }
-    }
+    check_schedules(step, p);
   }
 }
 
@@ -413,10 +401,7 @@ TEST_CASE("1000 GPU runs give bitwise equal results", "[gpu]") {
     p.batch = 3, p.heads = 8, p.kv_heads = 2;
     p.seqused_k = {5000, 1, 3333};
     p.finish();
-    Session session(p, *step.operation, Backend::gpu, draw(*step.operation, p).tensors);
-    REQUIRE(session.prepare(step).ok());
-    INFO(step.name);
-    CHECK(session.repeats_differ(1000) == "");
+    check_gpu_repeats(step, p);
   }
 }
 

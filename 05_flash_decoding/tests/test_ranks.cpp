@@ -44,9 +44,6 @@ Problem on_ranks(Problem p, int world) {
   for (int r = 0; r < world; ++r) p.own["devices"].push_back(r);
   return p;
 }
-const Step& step_named(const std::string& name) {
-  return *std::ranges::find(chapter().steps, name, &Step::name);
-}
 
 // Lengths that are no multiple of the ranks, fewer tokens than ranks, unequal lengths
 // both ways, windows in which ranks have no work, GQA, and a batch.

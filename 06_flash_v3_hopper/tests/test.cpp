@@ -168,7 +168,7 @@ static void check_outliers(Backend backend, int64_t seqlen, int64_t heads) {
   p.batch = 1, p.heads = p.kv_heads = heads;
   p.inputs = InputKind::outlier;
   p.finish();
-  const Step& step = *std::ranges::find(chapter().steps, "v14_tuned", &Step::name);
+  const Step& step = step_named("v14_tuned");
   const Operation& op = *step.operation;
   const HostTensors inputs = draw_inputs(p, op.inputs(p));
   const auto expected = op.reference(p, inputs, {.full = true, .budget = 1e12});
@@ -204,15 +204,11 @@ TEST_CASE("errors with outliers are within the paper's on the GPU", "[gpu]") {
 TEST_CASE("1000 launches give bitwise equal results", "[gpu]") {
   for (const Step& step : chapter().steps) {
     if (!step.deterministic) continue;
-    const Operation& op = *step.operation;
     Problem p = problem(1203, 1603, 128, takes(step, "e4m3") ? DType::e4m3 : DType::bf16);
     p.own["rotary"] = {1};  // among steps that support it
     p.finish();
     if (refusal(step, p)) p.own.erase("rotary");
-    Session session(p, op, Backend::gpu, draw_inputs(p, op.inputs(p)));
-    INFO(step.name);
-    REQUIRE(session.prepare(step).ok());
-    CHECK(session.repeats_differ(1000) == "");
+    check_gpu_repeats(step, p);
   }
 }
 

@@ -169,9 +169,6 @@ TEST_CASE("the logical Q K and V of an FP8 step match hand-computed codes", "[fp
 
 namespace {
 
-const Step& step_named(const std::string& name) {
-  return *std::ranges::find(chapter().steps, name, &Step::name);
-}
 constexpr Selection kAll{.full = true, .budget = 1e12};
 
 // Distance of a step's O from attention over the given inputs, or over the stored codes.

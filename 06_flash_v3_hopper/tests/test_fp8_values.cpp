@@ -25,9 +25,6 @@ constexpr const char* kSteps[] = {"f1_fp8",          "f2_p_scale",    "f3_two_le
 constexpr const char* kPasses[] = {"f1_fp8", "f4_block_scales", "f5_incoherent",
                                    "f6_smooth_v_chunks"};
 
-const Step& step_named(const std::string& name) {
-  return *std::ranges::find(chapter().steps, name, &Step::name);
-}
 bool sums_by_chunks(const Step& step) {
   return one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary"});
 }
@@ -43,13 +40,6 @@ Case case_of(Problem p, Change change) {
     round_to(DType::bf16, x.data(), x.size());
   }
   return c;
-}
-
-HostTensors outputs_of(const Step& step, const Problem& p, const HostTensors& in) {
-  Session session(p, forward(), Backend::emulated, in);
-  REQUIRE(session.prepare(step).ok());
-  REQUIRE(session.launch().ok());
-  return session.outputs();
 }
 
 // Runs the steps named by `which` and compares some rows of each head, for problems on which the

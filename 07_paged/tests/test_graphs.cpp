@@ -14,19 +14,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
     p.seqused_k = {900, 333};
     p.own["blocks"] = {3};
     p.finish();
-    HostTensors first;
-    CHECK(run_step(*step, p, Backend::emulated, &first) == "");
-    Session session(p, *step->operation, Backend::emulated, draw(*step->operation, p).tensors);
-    for (uint64_t seed = 100; seed < 105; ++seed) {
-      emulator::schedule_seed = seed;
-      // Every other time with the counters that the previous launch left.
-      if (seed % 2 == 0) CHECK(session.prepare(*step).ok());
-      CHECK(session.launch().ok());
-      for (const auto& [name, t] : session.outputs()) {
-        INFO(step->name << " " << name << " under schedule " << seed);
-        CHECK(same(t, first.at(name)));
-      }
-    }
+    check_schedules(*step, p);
   }
 }
 
@@ -46,16 +34,9 @@ void replay(Backend backend) {
     for (const auto& lengths : std::vector<std::vector<int64_t>>{
              {900, 250, 0}, {900, 250, 0}, {0, 0, 0}, {3, 800, 130}, {900, 900, 900}}) {
       p.seqused_k = lengths, ++p.seed;
-      HostTensors expected;
       INFO(step->name << " with lengths " << lengths[0] << ", " << lengths[1] << ", "
                       << lengths[2]);
-      CHECK(run_step(*step, p, backend, &expected) == "");
-      const HostTensors inputs = draw(*step->operation, p).tensors;
-      session.replace(inputs);
-      session.replan(inputs);
-      CHECK(session.launch().ok());
-      for (const auto& [name, t] : session.outputs()) CHECK(same(t, expected.at(name)));
-      CHECK(!session.damage());
+      check_replay(session, *step, p, backend);
     }
   }
 }
@@ -74,26 +55,7 @@ TEST_CASE("a wrong page table and a wrong length are detected", "[emulated]") {
     p.batch = 3, p.heads = 4, p.kv_heads = 2;
     p.seqused_k = {187, 187, 33};  // no sequence fills its last page
     p.finish();
-    const Case right(p, *step->operation);
-    Session session(p, *step->operation, Backend::emulated, right.inputs);
-    REQUIRE(session.prepare(*step).ok());
-    const auto passes = [&](const HostTensors& inputs) {
-      session.replace(inputs);
-      session.replan(inputs);
-      REQUIRE(session.launch().ok());
-      return check(session.outputs().at("o"), right.expected[0]).pass;
-    };
-    INFO(step->name);
-    CHECK(passes(right.inputs));
-    HostTensors wrong = right.inputs;  // another sequence's row
-    std::vector<int64_t>& table = wrong.at("page_table").numbers;
-    std::copy_n(table.begin(), splits::max_pages_of(p), table.begin() + splits::max_pages_of(p));
-    CHECK(!passes(wrong));
-    for (const int64_t off : {-1, 1}) {  // one token less, or more, in the last page
-      wrong = right.inputs;
-      wrong.at("seqused_k").numbers[1] += off;
-      CHECK(!passes(wrong));
-    }
+    check_wrong_pages(*step, p);
   }
 }
 
@@ -134,9 +96,6 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
     p.batch = 3, p.heads = 8, p.kv_heads = 2;
     p.seqused_k = {5000, 1, 3333};
     p.finish();
-    Session session(p, *step->operation, Backend::gpu, draw(*step->operation, p).tensors);
-    REQUIRE(session.prepare(*step).ok());
-    INFO(step->name);
-    CHECK(session.repeats_differ(1000) == "");
+    check_gpu_repeats(*step, p);
   }
 }

@@ -6,7 +6,7 @@
 #include "07_paged/host/mixed_plan.h"
 #include "07_paged/host/paged.h"
 #include "07_paged/kernels/splits.h"
-#include "tests/step_cases.h"
+#include "tests/test_pages.h"
 
 using namespace attn;
 using namespace attn::tests;
@@ -263,8 +263,7 @@ TEST_CASE("options --serial and --streams exclude each other and are of v11 only
   const auto reason = [&](const char* step, std::initializer_list<const char*> options) {
     Problem q = p;
     for (const char* option : options) q.own[option] = {1};
-    const auto found = std::ranges::find(chapter().steps, std::string(step), &Step::name);
-    return refusal(*found, q).value_or("");
+    return refusal(step_named(step), q).value_or("");
   };
   CHECK(reason("v11_mixed", {"serial"}) == "");
   CHECK(reason("v11_mixed", {"streams"}) == "");
@@ -295,30 +294,7 @@ TEST_CASE("a wrong table or length and a stale plan of a mixed batch are detecte
   for (const int64_t queries : {3, 40}) {
     p.seqlen_q = queries;
     p.finish();
-    const Case right(p, *step.operation);
-    Session session(p, *step.operation, Backend::emulated, right.inputs);
-    REQUIRE(session.prepare(step).ok());
-    const auto passes = [&](const HostTensors& inputs, bool replan) {
-      session.replace(inputs);
-      if (replan) session.replan(inputs);
-      REQUIRE(session.launch().ok());
-      return check(session.outputs().at("o"), right.expected[0]).pass;
-    };
-    CHECK(passes(right.inputs, true));
-    HostTensors wrong = right.inputs;  // another sequence's row
-    std::vector<int64_t>& table = wrong.at("page_table").numbers;
-    std::copy_n(table.begin(), splits::max_pages_of(p), table.begin() + splits::max_pages_of(p));
-    CHECK(!passes(wrong, true));
-    for (const int64_t off : {-1, 1}) {  // one token less, or more, in the last page
-      wrong = right.inputs;
-      wrong.at("seqused_k").numbers[1] += off;
-      CHECK(!passes(wrong, true));
-    }
-    if (queries > 16) continue;  // the visible keys of a prefill tile depend on the length alone
-    wrong = right.inputs;
-    wrong.at("seqused_k").numbers[1] = 20;
-    session.replan(wrong);  // one KV tile
-    CHECK(!passes(right.inputs, false));
-    CHECK(passes(right.inputs, true));
+    // The visible keys of a prefill tile depend on the length alone.
+    check_wrong_pages(step, p, queries <= 16);
   }
 }

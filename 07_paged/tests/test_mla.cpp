@@ -9,7 +9,7 @@
 #include "07_paged/kernels/splits.h"
 #include "files/tensor_files.h"
 #include "run/runner.h"
-#include "tests/step_cases.h"
+#include "tests/test_pages.h"
 
 using namespace attn;
 using namespace attn::tests;
@@ -157,30 +157,7 @@ TEST_CASE("a wrong table or length and a stale plan of latent attention are dete
     p.batch = 3, p.own["num_pages"] = {80}, p.own["blocks"] = {4};
     p.seqused_k = {187, 187, 33};  // no sequence fills its last page
     p.finish();
-    const Case right(p, *step->operation);
-    Session session(p, *step->operation, Backend::emulated, right.inputs);
-    REQUIRE(session.prepare(*step).ok());
-    const auto passes = [&](const HostTensors& inputs, bool replan) {
-      session.replace(inputs);
-      if (replan) session.replan(inputs);
-      REQUIRE(session.launch().ok());
-      return check(session.outputs().at("o"), right.expected[0]).pass;
-    };
-    INFO(step->name);
-    CHECK(passes(right.inputs, true));
-    HostTensors wrong = right.inputs;  // another sequence's row
-    std::vector<int64_t>& table = wrong.at("page_table").numbers;
-    std::copy_n(table.begin(), splits::max_pages_of(p), table.begin() + splits::max_pages_of(p));
-    CHECK(!passes(wrong, true));
-    for (const int64_t off : {-1, 1}) {  // one token less, or more, in the last page
-      wrong = right.inputs;
-      wrong.at("seqused_k").numbers[1] += off;
-      CHECK(!passes(wrong, true));
-    }
-    wrong = right.inputs;
-    wrong.at("seqused_k").numbers[1] = 20;
-    session.replan(wrong);
-    CHECK(!passes(right.inputs, false));
+    check_wrong_pages(*step, p, true);
   }
 }
 

@@ -4,7 +4,7 @@
 #include "07_paged/host/paged.h"
 #include "attn/error.h"
 #include "files/tensor_files.h"
-#include "tests/step_cases.h"
+#include "tests/test_pages.h"
 
 using namespace attn;
 using namespace attn::tests;
@@ -119,10 +119,7 @@ TEST_CASE("page sizes that are multiples of 8 give bitwise equal results", "[emu
               std::copy_n(first_in.at(name).row(b, h, j), d,
                           t.data.begin() + t.spec.row(b, h, j) * d);
       }
-      Session session(p, paged_prefill(), Backend::emulated, in);
-      REQUIRE(session.prepare(step).ok());
-      REQUIRE(session.launch().ok());
-      const HostTensors out = session.outputs();
+      const HostTensors out = outputs_of(step, p, in);
       if (page == 8) first_out = out;
       INFO(p.text());
       for (const auto& [name, t] : out) CHECK(same(t, first_out.at(name)));
@@ -261,10 +258,7 @@ TEST_CASE("chunked prefill is bitwise equal to a whole prompt", "[emulated]") {
       inputs.at("page_table").numbers.resize(pages);
       inputs.at("seqused_k").numbers = chunk.varlen_k;
       inputs.at("cu_seqlens_q").numbers = {0, chunk.varlen_q[0]};
-      Session session(chunk, paged_prefill(), Backend::emulated, inputs);
-      REQUIRE(session.prepare(step).ok());
-      REQUIRE(session.launch().ok());
-      const HostTensors out = session.outputs();
+      const HostTensors out = outputs_of(step, chunk, inputs);
       for (const auto& [name, t] : out)
         for (std::size_t i = 0; i < t.data.size(); ++i) {
           const auto at = static_cast<std::size_t>(first * t.spec.columns()) + i;
@@ -291,15 +285,7 @@ void prefill_again(Backend backend) {
       REQUIRE(session.prepare(step).ok());
       REQUIRE(session.capture().ok());
       for (int n = 0; n < 3; ++n, ++p.seed) {
-        HostTensors expected;
-        CHECK(run_step(step, p, backend, &expected) == "");
-        const HostTensors inputs = draw(paged_prefill(), p).tensors;
-        session.replace(inputs);
-        session.replan(inputs);
-        emulator::schedule_seed = 500 + static_cast<uint64_t>(n);
-        CHECK(session.launch().message == "");
-        for (const auto& [name, t] : session.outputs()) CHECK(same(t, expected.at(name)));
-        CHECK(!session.damage());
+        check_replay(session, step, p, backend, 500 + static_cast<uint64_t>(n));
       }
     }
   }

@@ -4,7 +4,7 @@
 #include "07_paged/host/prefix_plan.h"
 #include "07_paged/kernels/splits.h"
 #include "attn/error.h"
-#include "tests/step_cases.h"
+#include "tests/test_pages.h"
 
 using namespace attn;
 using namespace attn::tests;
@@ -76,15 +76,8 @@ void replay(Backend backend) {
     for (const auto& [tokens, sequences] :
          std::vector<std::pair<double, double>>{{300, 7}, {100, 7}, {200, 2}, {290, 3}}) {
       p.own["shared_prefix"] = {tokens, sequences}, ++p.seed;
-      HostTensors expected;
       INFO(sequences << " share " << tokens);
-      CHECK(run_step(step, p, backend, &expected) == "");
-      const HostTensors inputs = draw(*step.operation, p).tensors;
-      session.replace(inputs);
-      session.replan(inputs);
-      CHECK(session.launch().ok());
-      for (const auto& [name, t] : session.outputs()) CHECK(same(t, expected.at(name)));
-      CHECK(!session.damage());
+      check_replay(session, step, p, backend);
     }
   }
 }

@@ -145,9 +145,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
     const auto p =
         std::ranges::find_if(problems, [&](const Problem& q) { return !refusal(step, q); });
     REQUIRE(p != problems.end());
-    Session session(*p, *step.operation, Backend::gpu, draw(*step.operation, *p).tensors);
-    REQUIRE(session.prepare(step).ok());
-    CHECK(session.repeats_differ(1000) == "");
+    check_gpu_repeats(step, *p);
   }
 }
 
@@ -169,12 +167,6 @@ TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
 
 namespace {
 
-HostTensors outputs_of(const Step& step, const Problem& p, const HostTensors& in) {
-  Session session(p, *step.operation, Backend::emulated, in);
-  REQUIRE(session.prepare(step).ok());
-  REQUIRE(session.launch().ok());
-  return session.outputs();
-}
 bool prefills(const Step& step) { return step.name.starts_with("q"); }
 
 }  // namespace
@@ -387,7 +379,7 @@ TEST_CASE("the answers of ex08a", "[quantise]") {
   // Bytes per token and KV head, from the cost of one more key.
   for (const auto& [step, name] :
        {std::pair("d1_int8_kv", "bytes"), {"d3_int4_kv", "bytes_of_4"}}) {
-    const Step& one = *std::ranges::find(chapter().steps, step, &Step::name);
+    const Step& one = step_named(step);
     Problem few = problem(1, 1000, 128, quantises_to(one));
     few.heads = few.kv_heads = 1;
     few.finish();

@@ -191,11 +191,7 @@ TEST_CASE("every code of an 8-bit cache is read as its value", "[emulated]") {
       const float code = whole ? static_cast<float>(bits) - 63 : E4M3::decode(bits);
       in.at("v").data[77 * 64 + c] = c == 63 ? (whole ? 127.0f : 448.0f) : code;
     }
-    HostTensors out;
-    Session session(p, decode(), Backend::emulated, in);
-    REQUIRE(session.prepare(*step).ok());
-    REQUIRE(session.launch().ok());
-    out = session.outputs();
+    const HostTensors out = outputs_of(*step, p, in);
     for (std::size_t c = 0; c < 64; ++c)
       CHECK(out.at("o").data[c] == Approx(in.at("v").data[77 * 64 + c]).epsilon(4e-3).margin(1e-6));
   }
@@ -212,16 +208,6 @@ TEST_CASE("stages are refilled many times", "[emulated]") {
       CHECK(run_step(*step, p, Backend::emulated) == "");
     }
 }
-
-namespace {
-// O and lse of a step for these inputs.
-HostTensors outputs_of(const Step& step, const Problem& p, const HostTensors& in) {
-  Session session(p, *step.operation, Backend::emulated, in);
-  REQUIRE(session.prepare(step).ok());
-  REQUIRE(session.launch().ok());
-  return session.outputs();
-}
-}  // namespace
 
 // NaN or Inf in a cache must not become a finite number: queries that attend to its token get NaN,
 // the others are unchanged.
@@ -254,7 +240,7 @@ TEST_CASE("NaN and Inf in a cache reach the queries that attend to them", "[emul
 // In d9's cache a NaN in an encoded key is in its channel's scale, which 32 keys share: a query
 // that attends to any of them gets NaN. The others are unchanged.
 TEST_CASE("NaN in a key poisons its group", "[emulated]") {
-  const Step& step = *std::ranges::find(chapter().steps, "d9_kivi", &Step::name);
+  const Step& step = step_named("d9_kivi");
   for (const float bad : {NAN, INFINITY, 0x1p101f}) {
     Problem p = problem(4, 400, 64, DType::int4);
     p.batch = p.heads = p.kv_heads = 1;

@@ -12,12 +12,6 @@
 
 namespace attn::tests {
 
-inline const Step& step_named(const std::string& name) {
-  for (const Step& step : chapter().steps)
-    if (step.name == name) return step;
-  throw InputError("no step " + name);
-}
-
 inline Problem on_canvas(const std::string& canvas, int64_t text, int64_t d,
                          DType dtype = DType::bf16) {
   Problem p = problem(1, 1, d, dtype);

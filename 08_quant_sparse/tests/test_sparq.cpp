@@ -14,9 +14,6 @@ using namespace attn::tests;
 
 namespace {
 
-const Step& sparq_step_of_table() {
-  return *std::ranges::find(chapter().steps, "d4_sparq", &Step::name);
-}
 Problem cache_of(int64_t keys, int64_t d, int64_t heads, int64_t kv_heads,
                  InputKind kind = InputKind::random) {
   Problem p = problem(1, keys, d, DType::bf16, kind);
@@ -27,11 +24,7 @@ void choose(Problem& p, double columns, double keys, double newest) {
   p.own["top_columns"] = {columns}, p.own["top_keys"] = {keys}, p.own["newest_keys"] = {newest};
 }
 HostTensors outputs_of(const Problem& p, const HostTensors& in) {
-  const Step& step = sparq_step_of_table();
-  Session session(p, *step.operation, Backend::emulated, in);
-  REQUIRE(session.prepare(step).ok());
-  REQUIRE(session.launch().ok());
-  return session.outputs();
+  return attn::tests::outputs_of(step_named("d4_sparq"), p, in);
 }
 
 void check_sparq(Backend backend, const std::vector<int64_t>& lengths) {
@@ -69,7 +62,7 @@ TEST_CASE("SparQ equals attention if it reads all tokens", "[emulated]") {
       Problem p = cache_of(keys, d, 4, 2);
       choose(p, double(d), double(keys), 1);
       p.finish();
-      const HostTensors in = draw(*sparq_step_of_table().operation, p).tensors;
+      const HostTensors in = draw(*step_named("d4_sparq").operation, p).tensors;
       const HostTensors out = outputs_of(p, in);
       for (const Expected& e : forward_reference(p, in, {.full = true})) {
         const Verdict v = check(out.at(e.spec.name), e);
@@ -99,7 +92,7 @@ TEST_CASE("SparQ takes the first of equal tokens and columns", "[sparq]") {
   CHECK(chosen().alpha[0] > chosen().alpha[1]);
   in.emplace("seqused_k", HostTensor{seqused_of(p), {}, {50}});
   INFO(p.text());
-  CHECK(run_step(sparq_step_of_table(), p, Backend::emulated) == "");
+  CHECK(run_step(step_named("d4_sparq"), p, Backend::emulated) == "");
   const HostTensors out = outputs_of(p, in);
   CHECK(out.at("o").data[0] == 0);  // of values of 0
 }
@@ -108,7 +101,7 @@ TEST_CASE("SparQ takes the first of equal tokens and columns", "[sparq]") {
 TEST_CASE("SparQ with zeros and with NaN", "[emulated]") {
   Problem p = cache_of(300, 64, 4, 2);
   p.finish();
-  const Operation& op = *sparq_step_of_table().operation;
+  const Operation& op = *step_named("d4_sparq").operation;
   HostTensors in = draw(op, p).tensors;
   std::fill_n(in.at("q").data.begin(), 2 * 64, 0.0f);
   std::fill_n(in.at("k").data.begin() + 300 * 64, 300 * 64, 0.5f);
@@ -147,7 +140,7 @@ TEST_CASE("SparQ refuses unsupported problems with a reason", "[emulated]") {
     Problem p = cache_of(100, 64, 2, 1);
     change(p);
     p.finish();
-    return refusal(sparq_step_of_table(), p).value_or("");
+    return refusal(step_named("d4_sparq"), p).value_or("");
   };
   CHECK(reason([](Problem&) {}) == "");
   CHECK(reason([](Problem& p) { p.seqlen_q = 2; }) == "--seqlen-q 2: this step takes at most 1");
@@ -165,7 +158,7 @@ TEST_CASE("SparQ refuses unsupported problems with a reason", "[emulated]") {
 TEST_CASE("the cost of SparQ is the paper's count of bytes", "[sparq]") {
   Problem p = cache_of(4096, 128, 1, 1);
   p.finish();
-  const Cost cost = sparq_step_of_table().cost(p);
+  const Cost cost = step_named("d4_sparq").cost(p);
   CHECK(cost[0].hbm_read == 2 * (4096 * 32 + 128));
   CHECK(cost[2].hbm_read == 2 * (2 * 128 * 128 + 128) + 4 * 128 + 4 * 128);
   const double dense = 2 * 2 * 4096.0 * 128;
@@ -180,7 +173,7 @@ TEST_CASE("errors of SparQ by number of tokens read for CACHES.md", "[figures]")
       Problem p = cache_of(4096, 128, 8, 2, kind);
       choose(p, 32, keys, 32);
       p.finish();
-      const HostTensors in = draw(*sparq_step_of_table().operation, p).tensors;
+      const HostTensors in = draw(*step_named("d4_sparq").operation, p).tensors;
       const Distance d = distance(outputs_of(p, in).at("o"), forward_reference(p, in, {})[0]);
       row += fmt::format("{}{:.{}f}", row.empty() ? "" : " | ", d.relative_l1,
                          d.relative_l1 > 0.1 ? 2 : 4);

@@ -15,12 +15,6 @@ using namespace attn::tests;
 
 namespace {
 
-const Step& step_named(const std::string& name) {
-  for (const Step& step : chapter().steps)
-    if (step.name == name) return step;
-  throw InputError("no step " + name);
-}
-
 std::shared_ptr<BlockMask> random_mask(const Problem& p, double density, int64_t block_m,
                                        int64_t block_n, bool own_batch, bool own_heads,
                                        uint64_t seed) {

@@ -280,7 +280,9 @@ function(attn_add_chapter chapter)
                                           ${common}/tests/test_recorded.cpp
                                           ${common}/report/code_keys.cpp  # for test_model.cpp
                                           ${common}/report/containers.cpp
-                                          ${common}/report/sha256.cpp ${common}/report/tokens.cpp)
+                                          ${common}/report/sha256.cpp
+                                          ${common}/report/table_rows.cpp
+                                          ${common}/report/tokens.cpp)
     attn_test_settings(attn_chapter_tests attn)
   endif()
   set(recorded ${${chapter}_RECORDED} ${${chapter}_hopper_RECORDED})
@@ -493,23 +495,12 @@ endfunction()
 # attn_add_broken_steps(<chapter>): tests/broken/STEP.edits contains versions of a step with one
 # changed place (edit.awk). The title of a version is the report it must cause (broken_step.cpp).
 # Adds a test per version, and one for the unchanged step. CMake stops if a place is not found: the
-# step has changed. Versions that would show the answer of an exercise are in
-# exercises/STEP.solution.edits, which the student edition lacks.
+# step has changed. Versions that would show the answer of an exercise are behind a line
+# "#! [answers]", where the student edition ends the file.
 function(attn_add_broken_steps chapter)
   file(GLOB files CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/broken/*.edits)
-  file(GLOB solutions CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/exercises/*.solution.edits)
-  foreach(solution ${solutions})
-    get_filename_component(step ${solution} NAME_WE)
-    if(NOT EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/tests/broken/${step}.edits)
-      message(FATAL_ERROR "${solution}: there is no tests/broken/${step}.edits")
-    endif()
-  endforeach()
   foreach(edits ${files})
     get_filename_component(step ${edits} NAME_WE)
-    set(solution ${CMAKE_CURRENT_SOURCE_DIR}/exercises/${step}.solution.edits)
-    if(EXISTS ${solution})
-      list(APPEND edits ${solution})
-    endif()
     attn_broken_step(${chapter} ${step} ${edits})
   endforeach()
 endfunction()

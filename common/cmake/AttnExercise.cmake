@@ -484,8 +484,8 @@ function(attn_verdict_target exercise)
 endfunction()
 
 # attn_add_quiz(<chapter> <letter> KIND <detective|look|predict>): a quiz. Files in exercises/:
-# <letter>.md, <letter>.stub.txt, <letter>.solution.txt, <letter>.mutants, and <letter>.key or
-# <letter>.task. The student's file is exercises/student/ex01d.txt; targets and tests as above.
+# <letter>.md, <letter>.solution.txt, <letter>.mutants, and <letter>.key or <letter>.task. The
+# student's file is exercises/student/ex01d.txt; targets and tests as above.
 function(attn_add_quiz chapter letter)
   cmake_parse_arguments(PARSE_ARGV 2 arg "" "KIND" "")
   string(SUBSTRING ${chapter} 0 2 number)
@@ -497,8 +497,13 @@ function(attn_add_quiz chapter letter)
   if(ATTN_STUDENT_DIR)
     set(student ${ATTN_STUDENT_DIR}/${exercise}.txt)
   endif()
+  set(stub_file ${folder}/${letter}.stub.txt)  # of a student edition, which has no solution
+  if(NOT EXISTS ${stub_file})
+    set(stub_file ${work}/stub.txt)
+    attn_quiz_stub(${stub_file} ${exercise} ${folder}/${letter}.solution.txt)
+  endif()
   if(NOT EXISTS ${student})
-    configure_file(${folder}/${letter}.stub.txt ${student} COPYONLY)
+    configure_file(${stub_file} ${student} COPYONLY)
   endif()
   if(NOT TARGET attn_quiz)  # one for all chapters
     add_library(attn_quiz OBJECT ${PROJECT_SOURCE_DIR}/common/exercise/quiz_main.cpp
@@ -533,12 +538,12 @@ function(attn_add_quiz chapter letter)
     set(answers ${work}/mutants/${variant}.txt)
     set(label mutant)
     set(status 1)
-    if(variant STREQUAL solution)
+    if(variant STREQUAL stub)
+      set(answers ${stub_file})
+    elseif(variant STREQUAL solution)
+      set(answers ${folder}/${letter}.solution.txt)
       set(label solution)
       set(status 0)
-    endif()
-    if(variant MATCHES "^(stub|solution)$")
-      set(answers ${folder}/${letter}.${variant}.txt)
     endif()
     add_test(NAME "${exercise}: ${variant}" COMMAND ${CMAKE_COMMAND}
       "-DPROGRAM=$<TARGET_FILE:quiz_${chapter}>;--answers;${answers};${judge}" -DSTATUS=${status}

@@ -21,6 +21,16 @@ function(attn_read out file)
   set(${out} "${text}" PARENT_SCOPE)
 endfunction()
 
+# attn_quiz_stub(<out> <exercise> <solution>): writes the file that a student fills in, the names of
+# the solution without its values.
+function(attn_quiz_stub out exercise solution)
+  file(READ ${solution} text)
+  string(REGEX REPLACE " = [^\n]*" " = ?" text "${text}")
+  string(REGEX MATCH "[a-z]$" letter ${exercise})
+  file(CONFIGURE OUTPUT ${out} @ONLY CONTENT
+       "# TODO (@exercise@): answer each question of exercises/@letter@.md.\n@text@")
+endfunction()
+
 # For compilers: #include "hidden/ex01a_1.inc".
 file(GLOB hidden ${PROJECT_SOURCE_DIR}/common/hidden/*)
 foreach(file ${hidden})

@@ -44,14 +44,14 @@ std::vector<int> ring_order(int rank, int world) {
   return owners;
 }
 
-Plan plan_of(const Sharding& s, int rank, const std::vector<int>& owners) {
+RankBlocks blocks_of_rank(const Sharding& s, int rank, const std::vector<int>& owners) {
   const std::vector<Part>& parts = s.q[static_cast<std::size_t>(rank)];
-  Plan plan;
-  plan.split = parts.front().count;
+  RankBlocks all;
+  all.split = parts.front().count;
   for (const int owner : owners) {
-    auto& of_owner = plan.blocks.emplace_back();
+    auto& blocks = all.of_owner.emplace_back();
     for (const ShardBlock& block : blocks_of(s.whole, parts, s.k[static_cast<std::size_t>(owner)]))
-      of_owner.push_back({block});
+      blocks.push_back({block});
   }
   int64_t begin = 0;
   for (std::size_t n = 0; n < parts.size(); begin += parts[n].count, ++n) {
@@ -59,8 +59,8 @@ Plan plan_of(const Sharding& s, int rank, const std::vector<int>& owners) {
     const int64_t end = begin + parts[n].count;
     const unsigned bit = 1u << n;
     PlannedBlock *first = nullptr, *last = nullptr;
-    for (auto& of_owner : plan.blocks)
-      for (PlannedBlock& p : of_owner)
+    for (auto& blocks : all.of_owner)
+      for (PlannedBlock& p : blocks)
         if (p.block.q_row < end && p.block.q_row + p.block.nq > begin) {
           if (first == nullptr) first = &p;
           last = &p;
@@ -68,10 +68,10 @@ Plan plan_of(const Sharding& s, int rank, const std::vector<int>& owners) {
     const auto has_all = [&](const PlannedBlock* p) {
       return p != nullptr && p->block.q_row <= begin && p->block.q_row + p->block.nq >= end;
     };
-    has_all(first) ? first->first |= bit : plan.clear |= bit;
-    has_all(last) ? last->last |= bit : plan.convert |= bit;
+    has_all(first) ? first->first |= bit : all.clear |= bit;
+    has_all(last) ? last->last |= bit : all.convert |= bit;
   }
-  return plan;
+  return all;
 }
 
 Problem problem_of(const Problem& whole, const ShardBlock& b) {

@@ -42,14 +42,14 @@ struct PlannedBlock {
   unsigned last = 0;   ///< nothing follows: O is written in its type, instead of the accumulators
 };
 /// The blocks of a rank by the rank that owns their keys: in the order of `owners`.
-struct Plan {
-  std::vector<std::vector<PlannedBlock>> blocks;
+struct RankBlocks {
+  std::vector<std::vector<PlannedBlock>> of_owner;
   /// Parts of queries whose accumulators must be set to zero before, and converted to O after:
   /// those of which the first, or last, block does not have all rows.
   unsigned clear = 0, convert = 0;
   int64_t split = 0;  ///< rows of the first part
 };
-Plan plan_of(const Sharding&, int rank, const std::vector<int>& owners);
+RankBlocks blocks_of_rank(const Sharding&, int rank, const std::vector<int>& owners);
 /// The ranks whose keys a rank of a ring multiplies, in order: its own, its predecessor's ...
 std::vector<int> ring_order(int rank, int world);
 /// A block as a problem of its own: one packed sequence.

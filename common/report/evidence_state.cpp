@@ -21,6 +21,7 @@ using nlohmann::json;
 struct State {
   std::size_t lines = 0, stale = 0;
   std::set<std::string> measured, kernels;  // steps; steps with changed kernels
+  std::set<std::string> added;              // steps of which a log says nothing: they are new
   bool launch_changed = false, launch_unknown = false;
   bool method_changed = false, method_unknown = false;
   std::set<int> methods;  // timing method numbers
@@ -56,10 +57,9 @@ struct State {
       differs(key.get<std::string>(), code.launch(unit.chapter, step), launch_changed,
               launch_unknown);
     }
-    if (line.contains("verdict"))  // a log contains nothing about a new step
+    if (line.contains("verdict"))
       for (const auto& [step, launched] : steps_of_log(code, unit))
-        if (!keys.at("kernel").contains(step))
-          measured.insert(code_text(step)), kernels.insert(code_text(step)), is_stale = true;
+        if (!keys.at("kernel").contains(step)) added.insert(code_text(step)), is_stale = true;
     if (!any && wanted) return;
     ++lines;
     ours |= keys.contains("method");
@@ -93,6 +93,11 @@ struct State {
     else if (!kernels.empty())
       all.push_back(fmt::format("{} {} changed since", fmt::join(kernels, ", "),
                                 kernels.size() == 1 ? "has" : "have"));
+    if (added.size() > 3)
+      all.push_back(fmt::format("{} steps are new", added.size()));
+    else if (!added.empty())
+      all.push_back(
+          fmt::format("{} {} new", fmt::join(added, ", "), added.size() == 1 ? "is" : "are"));
     if (launch_changed) all.push_back("launch code has changed since");
     if (method_changed) all.push_back("the way of measuring has changed since");
     const bool both = launch_unknown && method_unknown;
@@ -325,11 +330,13 @@ std::string state_table(const fs::path& folder, CodeKeys* keys) {
     grid.add("chapter", "chapter", unit.first);
     grid.add("part", "part", unit.second);
     grid.add("lines", "lines", std::to_string(state.lines));
-    grid.add("kernels", "kernels changed since",
-             state.kernels.empty() ? "none"
-             : state.kernels.size() > 3 || state.kernels == state.measured
-                 ? fmt::format("{} of {}", state.kernels.size(), state.measured.size())
-                 : fmt::format("{}", fmt::join(state.kernels, ", ")));
+    std::string kernels = "none";
+    if (state.kernels.size() > 3 || (!state.kernels.empty() && state.kernels == state.measured))
+      kernels = fmt::format("{} of {}", state.kernels.size(), state.measured.size());
+    else if (!state.kernels.empty())
+      kernels = fmt::format("{}", fmt::join(state.kernels, ", "));
+    if (!state.added.empty()) kernels += fmt::format(", {} new", state.added.size());
+    grid.add("kernels", "kernels changed since", kernels);
     grid.add("launch", "launch code",
              ours ? known(state.launch_changed, state.launch_unknown) : "-");
     grid.add("method", "way of measuring",
@@ -403,7 +410,7 @@ std::vector<TimedUnit> stalest_first(const fs::path& folder, CodeKeys& code,
       rank = 0;
     else if (state == now.end())
       rank = 3;
-    else if (!state->second.kernels.empty())
+    else if (!state->second.kernels.empty() || !state->second.added.empty())
       rank = 1;
     else if (state->second.stale > 0)
       rank = 2;

@@ -85,7 +85,7 @@ TEST_CASE("a page shows failures, refusals and what nobody measured") {
 
 TEST_CASE("an export is a profile of the results that it belongs to") {
   PageInput in = input();
-  const fs::path other = recorded("01_naive.forward_n1024.json");
+  const fs::path other = recorded("01_naive.forward_n4096.json");
   in.results.insert(in.results.begin(), read_result_file(other));
   for (const char* step : {"v1_global", "v2_coalesced"})
     in.profiles.push_back(

@@ -21,6 +21,10 @@ std::string without_emulator(const std::string& text);
 /// includes in quotes are added to `included`.
 Tokens lex(const std::string& text, std::vector<std::string>* included = nullptr);
 
+inline void append(Tokens& all, const Tokens& more) {
+  all.insert(all.end(), more.begin(), more.end());
+}
+
 /// Removes strings except those of asm statements: they are messages.
 void drop_messages(Tokens&);
 

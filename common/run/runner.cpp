@@ -4,12 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -18,19 +15,18 @@
 
 #include "attn/error.h"
 #include "check/failure_shape.h"
-#include "device/gpus.h"
 #include "check/inputs.h"
+#include "files/tensor_files.h"
+#include "run/diagnosis.h"
+#include "run/elsewhere.h"
 #include "run/options.h"
 #include "run/output_file.h"
+#include "run/planned.h"
 #include "run/print.h"
 #include "run/progress.h"
 #include "run/results.h"
-#include "run/session.h"
-#include "files/tensor_files.h"
-#include "check/refusals.h"
-#include "run/diagnosis.h"
-#include "run/elsewhere.h"
 #include "run/schedule.h"
+#include "run/session.h"
 #include "run/timeline.h"
 
 namespace attn {
@@ -75,7 +71,7 @@ class Run {
       throw InputError("--races: for the emulator only (--device emulated)");
     if (!options_.timeline.empty() && result_.backend == Backend::gpu)
       for (const Step& step : chapter_.steps)
-        if (is_asked_for(step))
+        if (is_asked_for(options_, step))
           if (const auto reason = cannot_record(chapter_, step))
             throw InputError(fmt::format("--timeline {}: {}", options_.timeline, *reason));
     result_.schedule = options_.schedule.value_or(problem().seed);
@@ -95,14 +91,16 @@ class Run {
     if (!options_.save.empty()) save_tensors(options_.save, {});
 
     if (problem().empty()) return finish(json_file, run_empty());
-    const std::vector<Planned> plan = make_plan();
-    result_.roofs = choose_roofs();
+    result_.memory_free_bytes = static_cast<double>(free_bytes(result_.backend));
+    const std::vector<Planned> plan =
+        planned_steps(chapter_, options_, result_.backend, result_.memory_free_bytes);
+    result_.roofs = choose_roofs(options_, result_.backend);
     const bool none_supported = std::all_of(plan.begin(), plan.end(), [](const Planned& p) {
       return p.refused && p.refused->outcome == StepResult::Outcome::unsupported;
     });
     const bool none_left = std::all_of(plan.begin(), plan.end(),
                                        [](const Planned& p) { return p.refused.has_value(); });
-    if (none_left || (!launches_anything() && options_.profile.empty())) {
+    if (none_left || (!launches_anything(options_, result_.backend) && options_.profile.empty())) {
       if (!none_left) print_roofs(result_.roofs, type_of_products(operation_, problem()));
       for (const Planned& p : plan) add(p.refused ? *p.refused : predicted(*p.step));
       if (none_supported && options_.steps.empty())
@@ -171,18 +169,6 @@ class Run {
     save_tensors(std::filesystem::path(options_.save) / step.name, outputs, problem().files_bnhd);
   }
 
-  // All reasons for which a step refuses a problem, in one line; or nothing.
-  static std::optional<std::string> reasons_against(const Step& step, const Problem& p) {
-    const std::vector<std::string> all = refusals(step, p);
-    return all.empty() ? std::nullopt : std::optional(fmt::format("{}", fmt::join(all, "; ")));
-  }
-
-  // Whether a step is of this operation and was requested.
-  bool is_asked_for(const Step& step) const {
-    return step.operation == options_.operation &&
-           (options_.steps.empty() || std::ranges::count(options_.steps, step.name) > 0);
-  }
-
   // A batch or a length of 0 (Problem::empty): all steps that support it have the same result, and
   // no kernel is launched.
   int run_empty() {
@@ -190,11 +176,11 @@ class Run {
     save_inputs();
     bool any = false;
     for (const Step& step : chapter_.steps) {
-      if (!is_asked_for(step) || (options_.steps.empty() && !shown_for(step, problem().dtype)))
+      if (!is_asked_for(options_, step) ||
+          (options_.steps.empty() && !shown_for(step, problem().dtype)))
         continue;
-      std::optional<std::string> reason = reasons_against(step, problem().at_least_one());
-      if (!reason) reason = lacking(step);
-      if (reason) {
+      if (const auto reason =
+              reasons_against(options_, result_.backend, step, problem().at_least_one())) {
         add(refused(step, StepResult::Outcome::unsupported, *reason));
         continue;
       }
@@ -207,12 +193,6 @@ class Run {
     return any ? kPass : kUnsupported;
   }
 
-  // With --check off and nothing to time or save, only predictions are printed.
-  bool launches_anything() const {
-    return !options_.timeline.empty() || options_.check != CheckChoice::off ||
-           !options_.save.empty() || (options_.time && result_.backend == Backend::gpu);
-  }
-
   void add(StepResult s) {
     print_step(s);
     std::fflush(stdout);
@@ -221,94 +201,8 @@ class Run {
     result_.steps.push_back(std::move(s));
   }
 
-  // The part of a step's result that is known before it runs.
-  StepResult predicted(const Step& step) {
-    StepResult s;
-    s.step = step.name;
-    s.operation = step.operation->name;
-    s.cost = cost_of(step, problem(), result_.roofs.machine);
-    s.prediction = predict(s.cost, result_.roofs, type_of_products(operation_, problem()));
-    s.flop = operation_.flop(problem());
-    s.compulsory_bytes = operation_.compulsory_bytes(problem());
-    if (operation_.useful_bytes) s.read_s = read_seconds(s.compulsory_bytes, result_.roofs);
-    s.memory_bytes = memory_need(problem(), operation_, step).total();
-    return s;
-  }
-
-  StepResult refused(const Step& step, StepResult::Outcome outcome, std::string reason) {
-    StepResult s;
-    s.step = step.name;
-    s.operation = step.operation->name;
-    s.outcome = outcome;
-    s.reason = std::move(reason);
-    return s;
-  }
-
-  // The GPU features that the step needs and the predicted GPU, or the device, lacks.
-  std::optional<std::string> lacking(const Step& step) const {
-    std::optional<std::string> reason;
-    if (const GpuSpec* spec = find_gpu(options_.gpu))
-      reason = lacks(step, spec->full_name, 10 * spec->cc_major + spec->cc_minor);
-    if (reason && result_.backend == Backend::emulated)
-      *reason += " (without --gpu it runs in the emulator)";
-    if (const GpuInfo& gpu = gpu_info(); !reason && result_.backend == Backend::gpu)
-      reason = lacks(step, gpu.name, 10 * gpu.cc_major + gpu.cc_minor);
-    return reason;
-  }
-
-  // A requested step, and the reason if it will not run.
-  struct Planned {
-    const Step* step;
-    std::optional<StepResult> refused;
-  };
-
-  // Prints the memory needed for S, P and the like before anything is allocated.
-  std::vector<Planned> make_plan() {
-    std::vector<Planned> plan;
-    const auto free = static_cast<double>(free_bytes(result_.backend));
-    result_.memory_free_bytes = free;
-    double most = 0;
-    std::string most_text;
-    const auto fits = [&](const Step& s) { return shown_for(s, problem().dtype); };
-    const bool some = std::ranges::any_of(chapter_.steps, [&](const Step& s) {
-      return s.operation == options_.operation && fits(s);
-    });
-    for (const Step& step : chapter_.steps) {
-      if (!is_asked_for(step)) continue;
-      if (options_.steps.empty() && some && !fits(step)) continue;
-      std::optional<std::string> reason = reasons_against(step, problem());
-      if (!reason) reason = lacking(step);
-      if (!reason && !step.launch.on(result_.backend)) reason = "not built for this device";
-      if (reason) {
-        plan.push_back({&step, refused(step, StepResult::Outcome::unsupported, *reason)});
-        continue;
-      }
-      const MemoryNeed need = memory_need(problem(), operation_, step);
-      const std::string text = fmt::format(
-          "{} needed ({}{}tensors {}), {} free", bytes_text(need.total()), need.workspace_text,
-          need.workspace_text.empty() ? "" : " + ", bytes_text(need.tensors), bytes_text(free));
-      if (need.total() > free && launches_anything()) {
-        plan.push_back(
-            {&step, refused(step, StepResult::Outcome::error, "out of memory: " + text)});
-        plan.back().refused->memory_bytes = need.total();
-        continue;
-      }
-      plan.push_back({&step, std::nullopt});
-      if (need.total() > most) most = need.total(), most_text = step.name + " " + text;
-    }
-    if (most > 0) fmt::print("memory: {}\n", most_text);
-    std::fflush(stdout);
-    return plan;
-  }
-
-  Roofs choose_roofs() {
-    if (options_.time && result_.backend == Backend::gpu && options_.gpu.empty())
-      return measure_roofs();
-    if (!options_.gpu.empty()) return datasheet_roofs(*find_gpu(options_.gpu));
-    if (!gpu_info().available) return datasheet_roofs(*find_gpu("h200"));
-    const GpuSpec* spec = spec_of_device(gpu_info().name);
-    // no datasheet: measuring is slow but right
-    return spec ? datasheet_roofs(*spec) : measure_roofs();
+  StepResult predicted(const Step& step) const {
+    return attn::predicted(options_, result_.roofs, step);
   }
 
   int profile(Session& session, const Step& step) {

@@ -55,9 +55,9 @@ awk -v name="$name" -v parent="$parent" '
   { body = 1; print }' "$chapter/$parent.cu" |
   sed "/^\/\/ parent /!s/\b$parent\b/$name/g" >"$chapter/$name.cu"
 
-# The lists of steps: all of them, and those for Hopper.
-sed -i "/attn_add_chapter/,/)/{/attn_add_chapter\|FIRST_STEPS/!s/\b$parent\b/& $name/}" \
-  "$chapter/CMakeLists.txt"
+# The lists of steps: all of them, and those for Hopper. A line of more than 100 columns is broken.
+sed -i "/attn_add_chapter/,/)/{/attn_add_chapter\|FIRST_STEPS/!{s/\b$parent\b/& $name/
+  /.\{101\}/s/ $name\b/\n        $name/}}" "$chapter/CMakeLists.txt"
 
 # The table: the declaration, and the expression that contains the parent's name.
 places=("$chapter/chapter.cpp" "$chapter"/host/*.{h,cpp})
@@ -137,3 +137,5 @@ echo "build:  cmake --build --preset release --target $chapter"
 echo "run:    build/release/bin/$chapter --step $name --device emulated"
 echo "diff:   cmake --build --preset release --target diff_${digits}_${parent%%_*}_$number"
 echo "tests:  ctest --preset release -R test_$chapter"
+pages="$chapter/README.md docs/reports/h200/README.md"
+echo "pages:  build/release/bin/attn_report tables --reports docs/reports/h200 $pages"

@@ -323,12 +323,12 @@ find_exercise() {
   [[ -f $page ]] || die "no exercise $exercise: there is no ${page#"$root/"}" 2
   chapter=$(basename "${page%/exercises/*}")
   student=${page%/*}/student/$exercise
-  if [[ -f ${page%.md}.stub.txt ]]; then
-    targets=("quiz_$chapter")
-    student+=.txt
-  else
+  if [[ -f ${page%.md}.stub.inc ]]; then
     targets=("${exercise}_student" "judge_$chapter")
     student+=.inc
+  else
+    targets=("quiz_$chapter")
+    student+=.txt
   fi
 }
 

@@ -4,18 +4,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <initializer_list>
 #include <limits>
 #include <map>
 #include <optional>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "check/failure_shape.h"
 #include "check/inputs.h"
 #include "attn/parallel_for.h"
+#include "attn/philox.h"
 #include "run/schedule.h"
 #include "run/session.h"
 #include "tests/catch.h"
@@ -100,6 +103,106 @@ inline std::string run_step(const Step& step, const Problem& problem, Backend ba
   return run_step(step, Case(problem, *step.operation), backend, outputs);
 }
 
+/// Bitwise equality.
+inline bool same(const HostTensor& a, const HostTensor& b) {
+  return a.data == b.data && a.numbers == b.numbers;
+}
+
+/// The chapter's step of this name.
+inline const Step& step_named(const std::string& name) {
+  const auto step = std::ranges::find(chapter().steps, name, &Step::name);
+  if (step == chapter().steps.end()) throw std::runtime_error("no step " + name);
+  return *step;
+}
+
+/// The outputs of a step for these inputs.
+inline HostTensors outputs_of(const Step& step, const Problem& problem, const HostTensors& inputs,
+                              Backend backend = Backend::emulated) {
+  choose_schedule(problem.seed);
+  Session session(problem, *step.operation, backend, inputs);
+  REQUIRE(session.prepare(step).ok());
+  REQUIRE(session.launch().ok());
+  REQUIRE_FALSE(session.broken_guard());
+  return session.outputs();
+}
+
+/// Checks that a step's results are bitwise equal in five other orders of threads. Every other
+/// launch starts with the counters that the previous one left.
+inline void check_schedules(const Step& step, const Problem& problem) {
+  const Case c(problem, *step.operation);
+  HostTensors first;
+  CHECK(run_step(step, c, Backend::emulated, &first) == "");
+  Session session(problem, c.operation, Backend::emulated, c.inputs);
+  for (uint64_t seed = 100; seed < 105; ++seed) {
+    emulator::schedule_seed = seed;
+    if (seed % 2 == 0) CHECK(session.prepare(step).ok());
+    CHECK(session.launch().ok());
+    for (const auto& [name, t] : session.outputs()) {
+      INFO(step.name << " " << name << " under schedule " << seed);
+      CHECK(same(t, first.at(name)));
+    }
+  }
+}
+
+/// Checks that 1000 launches of a step on a GPU give bitwise equal results.
+inline void check_gpu_repeats(const Step& step, const Problem& problem) {
+  INFO(step.name);
+  const Operation& op = *step.operation;
+  Session session(problem, op, Backend::gpu, draw(op, problem).tensors);
+  REQUIRE(session.prepare(step).ok());
+  CHECK(session.repeats_differ(1000) == "");
+}
+
+/// Checks that a step's results on a GPU and in the emulator differ by at most one rounding of
+/// bf16, and not at all in indices.
+inline void check_back_ends_agree(const Step& step, const Problem& problem) {
+  INFO(step.name);
+  HostTensors gpu, emulated;
+  REQUIRE(run_step(step, problem, Backend::gpu, &gpu) == "");
+  REQUIRE(run_step(step, problem, Backend::emulated, &emulated) == "");
+  for (const auto& [name, t] : gpu) {
+    INFO(name);
+    if (t.data.empty()) {  // indices have no data, only numbers
+      REQUIRE(!t.numbers.empty());
+      CHECK(same(t, emulated.at(name)));
+      continue;
+    }
+    double difference = 0, size = 0;
+    for (std::size_t i = 0; i < t.data.size(); ++i) {
+      const double a = t.data[i], b = emulated.at(name).data[i];
+      if (std::isfinite(b)) difference += (a - b) * (a - b), size += b * b;
+    }
+    CHECK(std::sqrt(difference / size) < 4e-3);
+  }
+}
+
+/// Checks that the forward steps which take dropout drop the same probabilities as the reference,
+/// bit for bit. With V the identity O is P: an element of O is 0 if its probability was dropped.
+inline void check_dropped() {
+  Problem p;
+  p.seqlen_q = 33, p.seqlen_k = p.head_dim = 64, p.dtype = DType::fp16;
+  p.heads = p.kv_heads = 2;
+  p.dropout = 0.5;
+  p.finish();
+  const Operation& op = forward();
+  HostTensors in = draw_inputs(p, op.inputs(p));
+  for (float& x : in.at("q").data) x = 0;  // all probabilities equal
+  for (std::size_t i = 0; i < in.at("v").data.size(); ++i)
+    in.at("v").data[i] = i / 64 % 64 == i % 64 ? 1 : 0;
+  for (const Step& step : chapter().steps) {
+    if (step.operation != &op || refusal(step, p)) continue;
+    INFO(step.name);
+    const HostTensors out = outputs_of(step, p, in);
+    int wrong = 0;
+    for (int64_t h = 0; h < 2; ++h)
+      for (int64_t i = 0; i < 33; ++i)
+        for (int64_t j = 0; j < 64; ++j)
+          wrong += (out.at("o").row(0, h, i)[j] != 0) !=
+                   dropout_keeps(p.seed, h, static_cast<int>(i), static_cast<int>(j), 128);
+    CHECK(wrong == 0);
+  }
+}
+
 /// The same for rows of tensors too large to download: "", or the fault. The step must have been
 /// launched. Writes to its inputs are not checked: see Session::damage.
 inline std::string check_rows(Session& session, const std::vector<Expected>& expected) {
@@ -123,10 +226,6 @@ inline std::string check_rows(Session& session, const std::vector<Expected>& exp
 bool promised(const Step& step, const Problem& problem);
 inline bool plain(const Problem& p) {
   return p.dropout == 0 && p.softcap == 0 && !p.alibi && p.one_length() && !p.mask;
-}
-/// Bitwise equality.
-inline bool same(const HostTensor& a, const HostTensor& b) {
-  return a.data == b.data && a.numbers == b.numbers;
 }
 inline bool one_of(int64_t x, std::initializer_list<int64_t> list) {
   return std::find(list.begin(), list.end(), x) != list.end();
@@ -203,6 +302,25 @@ inline bool in_turn(const Step& step, int number) {
          (number + rung(step)) % 3 == 0;
 }
 
+/// Checks the backward steps with all scores near -500. Keys past the end are rows of zeros:
+/// unmasked, their scores of 0 would give e^500 in P, and NaN in dQ. The same for rows past the end
+/// if their lse were finite.
+inline void check_far_scores(Problem p) {
+  p.softmax_scale = 1;
+  p.finish();
+  const Operation& op = backward();
+  HostTensors in = draw_inputs(p, op.inputs(p));
+  const float size = std::sqrt(500.0f / static_cast<float>(p.head_dim));
+  for (float& x : in.at("q").data) x = round_to(p.dtype, size + 0.01f * x);
+  for (float& x : in.at("k").data) x = round_to(p.dtype, -size + 0.01f * x);
+  for (const Step* step : steps_for("backward", p)) {
+    INFO(step->name << " " << p.text());
+    const HostTensors out = outputs_of(*step, p, in);
+    for (const Expected& e : op.reference(p, in, {}))
+      CHECK(check(out.at(e.spec.name), e).failure == "");
+  }
+}
+
 inline Problem problem(int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim, DType dtype,
                        InputKind inputs = InputKind::random) {
   Problem p;
@@ -274,6 +392,9 @@ inline void check_large_steps(const std::string& operation, Problem p, Backend b
 /// Lengths that expose faults: one, odd lengths, and tile boundaries.
 inline const std::vector<int64_t> kLengths{1,  2,   3,   15,  16,  17,  31,  32,  33,   63,   64,
                                            65, 113, 127, 128, 129, 203, 239, 799, 1000, 1023, 1024};
+
+inline const std::vector<int64_t> kShortLengths{1,  2,  3,  15,  16,  17,  31,  33,
+                                                63, 64, 65, 113, 127, 128, 129, 203};
 
 /// Runs `body(problem)` over a set of problems in which every pair (length, mask), (length, head
 /// dim), (length, inputs) and (mask, heads) occurs: a covering array, not the product.

@@ -27,14 +27,6 @@ void each_e4m3_step(int64_t queries, int64_t keys, bool causal, Body body) {
   }
 }
 
-HostTensors outputs_of(const Step& step, const Problem& p, const HostTensors& in) {
-  choose_schedule(p.seed);
-  Session session(p, *step.operation, Backend::emulated, in);
-  REQUIRE(session.prepare(step).ok());
-  REQUIRE(session.launch().ok());
-  return session.outputs();
-}
-
 }  // namespace
 
 // Truncation reduces P by a thirtieth on average, and also O, because l is not truncated.

@@ -12,15 +12,6 @@ using namespace attn::tests;
 
 namespace {
 
-HostTensors outputs_of(const Step& step, const Problem& p, const HostTensors& in, Backend backend) {
-  choose_schedule(p.seed);
-  Session session(p, *step.operation, backend, in);
-  REQUIRE(session.prepare(step).ok());
-  REQUIRE(session.launch().ok());
-  REQUIRE_FALSE(session.broken_guard());
-  return session.outputs();
-}
-
 // A modified element of Q, K or V, and the resulting rows of O and lse.
 struct Spoilt {
   const Problem& p;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# layout.sh ROOT: each file lies in its room, and includes run one way: tests -> host -> kernels ->
-# common, steps -> kernels -> common; never to another chapter.
+# layout.sh ROOT: each file lies in its room, no step is too long, and includes run one way: tests
+# -> host -> kernels -> common, steps -> kernels -> common; never to another chapter.
 set -euo pipefail
 cd "$1"
 bad=0
@@ -29,6 +29,17 @@ for chapter in "${chapters[@]}"; do
   [[ $(wc -l <"$chapter/CMakeLists.txt") -le 40 ]] ||
     wrong "$chapter/CMakeLists.txt: more than 40 lines"
 done
+
+# Lines of code, without comments and blank lines: of a step, and of its longest kernel.
+while read -r lines kernel file; do
+  [[ $lines -le 450 ]] || wrong "$file: $lines lines of code, at most 450"
+  [[ $kernel -le 210 ]] || wrong "$file: a kernel of $kernel lines of code, at most 210"
+done < <(awk '
+  FNR == 1 && file { print lines, most, file }
+  FNR == 1 { file = FILENAME; lines = most = inside = 0 }
+  { sub(/\/\/.*/, "") } /[^ ]/ { ++lines } /__global__/ { inside = 1; begin = lines }
+  inside && /^}/ { inside = 0; if (lines - begin >= most) most = lines - begin + 1 }
+  END { print lines, most, file }' 0[1-8]_*/*.cu)
 
 # includes WHO TO-REGEX FOLDER...: the #includes of the files below lead nowhere else.
 includes() {

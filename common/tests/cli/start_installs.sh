@@ -158,7 +158,7 @@ fi
 
 # One exercise: its targets alone, and where to write.
 mkdir -p "$work/a tree/01_naive/exercises"
-touch "$work/a tree/01_naive/exercises/"{a.md,a.stub.inc,d.md,d.stub.txt}
+touch "$work/a tree/01_naive/exercises/"{a.md,a.stub.inc,d.md}
 run complete build --exercise ex01a --exercise=ex01d
 [[ $status -eq 0 ]] || fail "exit status"
 has "--target ex01a_student judge_01_naive quiz_01_naive" "$calls"
