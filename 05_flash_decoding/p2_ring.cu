@@ -4,8 +4,8 @@
 // change    In each hop a rank sends the K and V that it multiplies to the next rank, and receives
 //           those of the previous rank into a second buffer. The kernel merges O and lse of each
 //           hop with fp32 accumulators in its epilogue.
-// why       The transfer overlaps with computation, and a rank holds two shards besides its own
-//           instead of all K and V. A separate merge would read and write O once more per hop.
+// why       The transfer overlaps with computation. A rank stores its own shard of K and V and two
+//           receive buffers, instead of all K and V. A separate merge would read and write O once more per hop.
 // expect    time: compute alone, where a hop computes longer than it transfers
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, causal, windows, GQA
 // source    Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers" (arXiv 2310.01889)
@@ -42,7 +42,7 @@ void run(const ForwardShard& s) {
           "hop " + std::to_string(hop),
           {send_to(rank.next(), kv, s.sharding.kv_bytes(owners[hop])),
            receive_from(rank.previous(), other, s.sharding.kv_bytes(owners[hop + 1]))});
-    attention.multiply(hop, kv);
+    attention.multiply(hop, kv, more);
     if (more) rank.wait(ticket);
     kv = other;
   }

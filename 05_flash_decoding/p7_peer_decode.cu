@@ -6,7 +6,7 @@
 // why       An all-gather of a few KB by NCCL takes 25 us, of which the transfer is less than one;
 //           two launches more come on top. Flags hold the number of the launch, and buffers
 //           alternate, so nothing has to be reset or waited for between launches.
-// expect    time: that of the rank's keys, plus a few us: two ranks pay from about 10k tokens on
+// expect    time: that of the rank's keys, plus a few us: predicted break-even with two ranks: about 10k keys
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA;
 //           up to 16 ranks of one process
 // source    Sul et al., "ParallelKittens" (arXiv 2511.13940): direct device access
@@ -349,7 +349,7 @@ using Values = std::tuple<const Element*, const Element*, const Element*, const 
 // Of all ranks: the lengths of the longest shard decide the grid, so that all have the same.
 template <class Element, class Config, class Schedule>
 Status attend(const std::vector<DecodeShard>& shards, int rank, const Schedule& schedule,
-              int64_t blocks, unsigned epoch, Stream stream) {
+              int64_t blocks, unsigned epoch, double timeout_s, Stream stream) {
   std::vector<Values<Element, Schedule>> of_ranks;
   for (const DecodeShard& s : shards) {
     const Problem& p = s.local;
@@ -359,7 +359,8 @@ Status attend(const std::vector<DecodeShard>& shards, int rank, const Schedule& 
     peers.world = s.rank.world(), peers.rank = s.rank.index();
     peers.rows = static_cast<int>(s.rows()), peers.head_dim = Config::kHeadDim;
     peers.epoch = epoch;
-    peers.most_ns = static_cast<unsigned long long>(2e9 * timeout_of(p));  // the host ends first
+    peers.most_ns = static_cast<unsigned long long>(2e9 * timeout_s);  // the host ends first
+    peers.late = static_cast<unsigned*>(s.rank.buffer("late"));
     for (int n = 0; n < peers.world; ++n) {
       peers.parts[n] = static_cast<float*>(s.rank.peer(n).buffer("parts"));
       peers.flags[n] = static_cast<unsigned*>(s.rank.peer(n).buffer("flags"));
@@ -381,7 +382,8 @@ Status attend(const std::vector<DecodeShard>& shards, int rank, const Schedule& 
                         sizeof(SharedStorage<Element, Config>), stream, of_ranks);
 }
 template <class Element, class Config>
-Status attend(const std::vector<DecodeShard>& shards, int rank, unsigned epoch, Stream stream) {
+Status attend(const std::vector<DecodeShard>& shards, int rank, unsigned epoch, double timeout_s,
+              Stream stream) {
   Problem longest = shards.front().local;
   for (const DecodeShard& s : shards)
     longest.seqlen_k = std::max(longest.seqlen_k, s.local.seqlen_k);
@@ -391,9 +393,10 @@ Status attend(const std::vector<DecodeShard>& shards, int rank, unsigned epoch, 
   if (splits_evenly(longest, even))
     return attend<Element, Config>(
         shards, rank, Even{static_cast<int>(even.share), static_cast<int>(even.splits)},
-        even.blocks, epoch, stream);
+        even.blocks, epoch, timeout_s, stream);
   return attend<Element, Config>(shards, rank, Runs{static_cast<int>(longest.batch)},
-                                 std::min(kMaxRuns, num_sms * Config::kBlocksPerSm), epoch, stream);
+                                 std::min(kMaxRuns, num_sms * Config::kBlocksPerSm), epoch,
+                                 timeout_s, stream);
 }
 
 void prepare(const DecodeShard& s) {
@@ -404,6 +407,7 @@ void prepare(const DecodeShard& s) {
   s.rank.allocate("arrived", blocks * 4, true);
   s.rank.allocate("parts", 2 * s.rank.world() * 4 * part_floats(s.rows(), s.local.head_dim));
   s.rank.allocate("flags", blocks * kMaxRanks * 4, true);
+  s.rank.allocate("late", 4, true);
 }
 template <class Element, int kHeadDim>
 Status launch(const Arguments& args) {
@@ -412,8 +416,9 @@ Status launch(const Arguments& args) {
     const int rank = s.rank.index();
     const unsigned epoch = ++(*epochs)[static_cast<std::size_t>(rank)];
     const auto shards = decode_shards(args.problem, s.rank);
+    const double timeout_s = timeout_of(args.problem);
     s.rank.compute_with_peers("peer writes", [=](Stream stream) {
-      return attend<Element, Config<kHeadDim>>(shards, rank, epoch, stream);
+      return attend<Element, Config<kHeadDim>>(shards, rank, epoch, timeout_s, stream);
     });
   };
   return run_decode(args, {prepare, run});

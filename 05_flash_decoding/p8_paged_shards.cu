@@ -70,7 +70,7 @@ __device__ __forceinline__ int swizzled_offset(int row, int col) {
   return row * kHeadDim + ((col / 8) ^ (row % 8)) * 8 + col % 8;
 }
 
-// Where the keys of a sequence are: [num_pages, kPageSize, Hkv, d] of this rank.
+// Page-table look-up: offset of a key in this rank's pool [num_pages, kPageSize, Hkv, d].
 //! [slot]
 struct Pages {
   const int* gTable;  // [max_pages]: of the sequence
@@ -372,8 +372,11 @@ Status attend(const DecodeShard& shard, Stream stream) {
   const Problem& p = shard.local;
   const int num_sms =
       shard.rank.device().backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
-  const EvenSplits even = even_splits(p, Config::kRows, Config::kTile, num_sms);
-  if (splits_evenly(p, even))
+  Problem planned = p;  // with pages dealt out, equal lengths are equal on each rank
+  if (std::ranges::count(p.seqused_k, p.seqused_k.front()) == std::ssize(p.seqused_k))
+    planned.seqused_k.clear();
+  const EvenSplits even = even_splits(planned, Config::kRows, Config::kTile, num_sms);
+  if (splits_evenly(planned, even))
     return attend<Element, Config>(
         shard, Even{static_cast<int>(even.share), static_cast<int>(even.splits)}, even.blocks,
         stream);
@@ -390,7 +393,6 @@ Status merge(const DecodeShard& shard, Stream stream) {
                        static_cast<int>(shard.rows()));
 }
 
-//! [exchange]
 int64_t part_bytes(const DecodeShard& s) { return 4 * part_floats(s.rows(), s.local.head_dim); }
 
 void prepare(const DecodeShard& s) {
@@ -414,7 +416,6 @@ void run(const DecodeShard& s) {
   s.rank.wait(s.rank.exchange("all-gather of O and lse", messages));
   s.rank.compute("merge", [s](Stream stream) { return merge<kHeadDim, Element>(s, stream); });
 }
-//! [exchange]
 
 template <class Element, int kHeadDim>
 Status launch(const Arguments& args) {

@@ -117,7 +117,14 @@ std::optional<Prediction> predict(const std::string& step, const Problem& p, int
     return all;
   }
   // K and V in the elements' type, dK and dV in fp32, one hop behind.
-  if (step == "p5_ring_backward") return ring(zigzag, m, 2.5 * pair, m.backward_flops, 3);
+  if (step == "p5_ring_backward") {
+    Prediction all = ring(zigzag, m, 2.5 * pair, m.backward_flops, 3);
+    if (world == 1) return all;
+    const double last = 2 * double(zigzag.kv_bytes(0));  // gradients to the owner of the keys
+    const double seconds = last / m.link_bytes_per_s + m.message_s;
+    all.bytes += last, all.transfer_s += seconds, all.total_s += seconds;
+    return all;
+  }
   if (step == "p6_tree_decode" || step == "p8_paged_shards")
     return decode(p, world, m, m.message_s + m.launch_s);
   if (step == "p7_peer_decode") return decode(p, world, m, 3e-6);

@@ -37,7 +37,7 @@ double pairs_of(const Sharding& s, int rank) {
   return pairs;
 }
 
-// What the rank with the most work does. Messages are not in it: ranks/model.h has them.
+// What the rank with the most work does. Messages are not in it: host/rank_model.h has them.
 Cost forward_cost(const Problem& p, TokenOrder order) {
   const Sharding s(p, order, std::max<int>(1, static_cast<int>(devices_of(p).size())));
   double pairs = 0;
@@ -177,7 +177,7 @@ Chapter with_ranks(Chapter chapter) {
   chapter.steps.push_back(peers);
   Step pages = decode_step("p8_paged_shards", "pages of the cache dealt out to the ranks in turn",
                            ATTN_LAUNCH(p8_paged_shards));
-  pages.support = "--devices 0,1,...; one query or no mask, GQA";
+  pages.support = "--devices 0,1,...; one query or no mask, no windows, GQA";
   pages.refuses = refuse_decode_pages;
   chapter.steps.push_back(pages);
   chapter.commands.push_back(

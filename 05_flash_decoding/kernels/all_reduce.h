@@ -10,7 +10,6 @@ using namespace attn;
 
 // Before the sum: O times its weight, and the weight instead of lse. `gMax`: the largest lse over
 // the ranks. One thread per four columns.
-//! [weigh]
 __global__ static void weigh_kernel(float* gPart, const float* gMax, int rows, int head_dim) {
   const int row = static_cast<int>(blockIdx.x);
   float* const lse = gPart + int64_t{rows} * head_dim + row;
@@ -20,7 +19,6 @@ __global__ static void weigh_kernel(float* gPart, const float* gMax, int rows, i
   __syncthreads();  // all threads have read lse
   if (threadIdx.x == 0) *lse = weight;
 }
-//! [weigh]
 template <class Element>
 __global__ void divide_kernel(Element* gO, float* gLse, const float* gPart, const float* gMax,
                               int rows, int head_dim) {

@@ -18,13 +18,13 @@ constexpr int kMaxRanks = 16;
 // uses half e % 2: a rank that has begun launch e + 1 may still be read by a slower rank in launch
 // e, but not in e - 1, whose flags it has sent before. Flags hold the number of the launch (the
 // epoch), so they are never reset.
-//! [peers]
 struct Peers {
   float* parts[kMaxRanks];
   unsigned* flags[kMaxRanks];  // [row blocks][kMaxRanks]: by sender
   int world, rank, rows, head_dim;
   unsigned epoch;
-  unsigned long long most_ns;  // a longer wait ends the launch with an error
+  unsigned long long most_ns;  // a longer wait ends with an error
+  unsigned* late;              // of this rank: set by such a wait
 
   __device__ int64_t size() const { return part_floats(rows, head_dim); }
   __device__ const float* own() const { return parts[rank] + epoch % 2 * world * size(); }
@@ -37,9 +37,8 @@ struct Peers {
     }
   }
 };
-//! [peers]
 
-// Until another rank has set a flag of this rank to the number of this launch; acquires.
+// Waits until another rank has set a flag to the number of this launch, or of a later one; acquires.
 __device__ __forceinline__ void wait_for_flag(const unsigned* flag, const Peers& peers) {
 #ifdef ATTN_EMULATED
   system_flag_wait(flag, peers.epoch);
@@ -47,15 +46,16 @@ __device__ __forceinline__ void wait_for_flag(const unsigned* flag, const Peers&
   unsigned long long begin, now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
   do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  while (system_flag_load(flag) != peers.epoch && now - begin < peers.most_ns);
-  if (now - begin >= peers.most_ns) __trap();  // rather than merge what has not arrived
+  while (!flag_has_come(system_flag_load(flag), peers.epoch) && now - begin < peers.most_ns);
+  if (now - begin >= peers.most_ns)
+    *peers.late = 1;  // no trap: it would end the process's contexts
 #endif
 }
 
-// One thread per rank. The release covers the stores of the whole block: __syncthreads comes first.
-//! [flags]
+// Between the last store of a block and its first read of other ranks' parts.
 __device__ __forceinline__ void wait_for_peers(const Peers& peers, int row_block) {
   //! [ex05g]
+  // One thread per rank. The release covers the stores of the whole block: __syncthreads first.
   __syncthreads();  // all rows of the block are stored
   const int n = static_cast<int>(threadIdx.x);
   if (n < peers.world) {
@@ -66,7 +66,6 @@ __device__ __forceinline__ void wait_for_peers(const Peers& peers, int row_block
   __syncthreads();  // the rows of all ranks are visible
   //! [ex05g]
 }
-//! [flags]
 
 // Launches the kernel of one rank. In the emulator a rank cannot run next to others, so rank 0
 // launches those of all ranks as one grid: blockIdx.y is the rank.

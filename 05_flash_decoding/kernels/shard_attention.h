@@ -49,8 +49,9 @@ class ShardAttention {
       });
     });
   }
-  // The blocks of the n-th owner's keys. `kv`: where its K and V are now.
-  void multiply(std::size_t n, const std::byte* kv) const {
+  // The blocks of the n-th owner's keys. `kv`: where its K and V are now. `next_to_transfers`: an
+  // exchange is in flight, and the launches leave SMs to it.
+  void multiply(std::size_t n, const std::byte* kv, bool next_to_transfers = false) const {
     const Problem& whole = sharding_.whole;
     const int owner = owners_[n];
     const std::byte* const v = kv + sharding_.kv_bytes(owner) / 2;
@@ -70,7 +71,8 @@ class ShardAttention {
         const int split = static_cast<int>(std::max<int64_t>(0, blocks_.split - block.q_row));
         const Accumulation rows{rows_, split, planned.first, planned.last};
         rank_.compute("block", [=, this, p = problem_of(whole, block), device = rank_.device(),
-                                attend = attend_, sms = rank_.transfer_sms()](Stream stream) {
+                                attend = attend_,
+                                sms = next_to_transfers ? rank_.transfer_sms() : 0](Stream stream) {
           Arguments args(p, device);
           args.stream = stream;
           for (const auto& [name, pointer] : pointers) args.bind(name, const_cast<void*>(pointer));

@@ -428,7 +428,7 @@ endfunction()
 
 # attn_step_copy(<out> <step> <name> <text>): writes <out>: <text>, that of <step>.cu, in a
 # namespace <name>. A copy has only the kernels that small tests run: of 16 bits only bf16, head
-# dims up to 64.
+# dims up to 64; headers in it have both types.
 function(attn_step_copy out step name text)
   # Also of headers that the text already contains, but not those of other steps (v7_name).
   string(REGEX MATCHALL "namespace ATTN_BACKEND::[a-z0-9_]+ {" spaces "${text}")

@@ -84,7 +84,7 @@ Reply answer(const Request& r) {
   // A workspace that one launch leaves to the next also carries data between CTAs.
   const bool kept = std::ranges::any_of(r.workspaces, &Workspace::saved);
   const bool on_ranks = r.problem.own.contains("devices");
-  if (on_ranks) ranks::planted.runs = 2;  // the second one finds the flags of the first
+  if (on_ranks && r.timeline.empty()) ranks::planted.runs = 2;  // finds the flags of the first run
   emulator::find_global_races = kept || on_ranks;
   Session session(r.problem, operation, r.backend, r.inputs);
   Status status = session.prepare(step);

@@ -157,6 +157,7 @@ std::optional<Speed> measure_speed(const Step& shipped, StudentProcess& student,
 
 bool profile_speed_problem(const Step& step, StudentProcess& student, uint64_t seed) {
   if (!gpu_info().available || !step.launch.gpu) return false;
+  if (refusal(step, speed_problem(step, seed))) return false;
   InputSet set = input_set(step, seed);
   set.request.what = Request::What::profile;
   const Reply reply = student.ask(set.request);

@@ -32,14 +32,20 @@ __device__ __forceinline__ unsigned system_flag_load(const unsigned* flag ATTN_C
   return value;
 }
 
-/// Spins until the flag is `value`, then acquires. One thread of a block calls it.
+/// Whether a flag that counts up, and may wrap around, has come to `value`.
+__host__ __device__ inline bool flag_has_come(unsigned flag, unsigned value) {
+  return static_cast<int>(flag - value) >= 0;
+}
+/// Spins until the flag has come to `value`, then acquires. One thread of a block calls it. A flag
+/// may be beyond it: who sets it may be a launch ahead.
 __device__ __forceinline__ void system_flag_wait(const unsigned* flag, unsigned value ATTN_CALLER) {
 #ifdef ATTN_EMULATED
-  emulator::Block::current().wait_until("system_flag_wait", caller, [=] { return *flag == value; });
+  emulator::Block::current().wait_until("system_flag_wait", caller,
+                                        [=] { return flag_has_come(*flag, value); });
   emulator::Block::current().flag(
       "system_flag_wait", caller, flag, [] {}, false, true);
 #else
-  while (system_flag_load(flag) != value) __nanosleep(64);
+  while (!flag_has_come(system_flag_load(flag), value)) __nanosleep(64);
 #endif
 }
 

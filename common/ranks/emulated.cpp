@@ -250,6 +250,11 @@ Rank& EmulatedRank::peer(int index) const { return *all_.ranks[static_cast<std::
 // The n-th reduction of all ranks, in their order.
 Status EmulatedRank::reduce(std::size_t n) const {
   const Reduced& first = all_.ranks.front()->reductions[n];
+  for (const auto& rank : all_.ranks)
+    if (rank->reductions.size() <= n || rank->reductions[n].count != first.count ||
+        rank->reductions[n].reduction != first.reduction)
+      return Status::device_error(
+          fmt::format("ranks 0 and {} reduce different things", rank->index()));
   for (int64_t i = 0; i < first.count; ++i) {
     float result = first.data[i];
     for (std::size_t r = 1; r < all_.ranks.size(); ++r) {

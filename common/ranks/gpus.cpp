@@ -77,7 +77,7 @@ class GpuRank final : public Rank {
         all_(all) {}
 
   // On the rank's thread.
-  void connect(const std::string& id, const std::vector<int>& devices, const unsigned* flag) {
+  void connect(const std::string& id, const std::vector<int>& devices, unsigned* flag) {
     cuda(cudaSetDevice(device().ordinal), "choosing a GPU");
     int least = 0, greatest = 0;
     cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities");
@@ -90,7 +90,10 @@ class GpuRank final : public Rank {
       int can = 0;
       if (peer == device().ordinal) continue;
       cuda(cudaDeviceCanAccessPeer(&can, device().ordinal, peer), "asking for peer access");
-      if (!can) continue;
+      if (!can) {
+        out_of_reach_.push_back(peer);
+        continue;
+      }
       const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
       if (error == cudaErrorPeerAccessAlreadyEnabled)
         (void)cudaGetLastError();
@@ -99,7 +102,9 @@ class GpuRank final : public Rank {
     }
     // Loads the kernel: while one is held back, loading would wait for it.
     if (Status s = hold(stream, flag, 0); !s.ok()) throw s;
-    if (transport_ == Transport::nccl) comm_.emplace(id, index(), world(), kConnectSeconds);
+    if (transport_ != Transport::nccl) return;
+    comm_.emplace(id, index(), world(), kConnectSeconds);
+    connect_pairs();
   }
   ~GpuRank() override {
     (void)cudaSetDevice(device().ordinal);
@@ -118,7 +123,14 @@ class GpuRank final : public Rank {
     return made.data();
   }
   void* buffer(const std::string& name) const override { return buffers_.at(name).data(); }
-  Rank& peer(int index) const override { return *all_[static_cast<std::size_t>(index)]; }
+  Rank& peer(int index) const override {
+    GpuRank& rank = *all_[static_cast<std::size_t>(index)];
+    if (std::ranges::count(out_of_reach_, rank.device().ordinal) > 0)
+      throw DeviceError(fmt::format("GPU {} cannot write to the memory of GPU {}", device().ordinal,
+                                    rank.device().ordinal));
+    return rank;
+  }
+  int transfer_sms() const override { return comm_ ? nccl_ctas() : 0; }
   void forget_buffers() { buffers_.clear(); }
 
   void compute(const std::string&, std::function<Status(Stream)> launch) override {
@@ -133,6 +145,7 @@ class GpuRank final : public Rank {
                   Reduction reduction) override {
     if (variant == Variant::launches_only || world() == 1) return;
     if (!comm_) throw Status::unsupported("--transport copies: has no all-reduce");
+    peers_in_ = what;
     const Status status = comm_->all_reduce(what, data, count, reduction, stream);
     if (!status.ok()) throw status;
   }
@@ -170,13 +183,16 @@ class GpuRank final : public Rank {
   }
 
   // A round begins: events of the last one are used again.
-  void begin_round() { exchanges_.clear(), used_events_ = 0, numbers_.clear(), peers_in_.clear(); }
+  void begin_round() {
+    exchanges_.clear(), used_events_ = 0, numbers_.clear(), peers_in_.clear();
+    if (comm_) comm_->limit(timeout_s, [this] { return board_.failed(); });
+  }
   // Waits for all that was queued, at most so long. Returns "" or what is missing.
   std::string wait_for_end() {
     const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
     for (;;) {
       const cudaError_t state = cudaEventQuery(end);
-      if (state == cudaSuccess) return "";
+      if (state == cudaSuccess) return waited_too_long();
       if (state != cudaErrorNotReady) cuda(state, "running the kernels of a rank");
       if (Clock::now() > deadline || board_.failed()) break;
       std::this_thread::yield();
@@ -189,8 +205,13 @@ class GpuRank final : public Rank {
             if (m.sends == sends) return text_of(exchange.what, m);
     return peers_in_.empty() ? fmt::format("time-out of {:g} s: rank {}: its kernels do not end",
                                            timeout_s, index())
-                             : fmt::format("time-out of {:g} s: rank {} waits for a peer in {}",
-                                           timeout_s, index(), peers_in_);
+                             : waits_in_launch();
+  }
+  // A write outside one of its buffers, or nothing.
+  std::optional<std::string> broken_guard() const {
+    for (const auto& [name, buffer] : buffers_)
+      if (auto broken = buffer.broken_guard()) return broken;
+    return std::nullopt;
   }
   void abort() {
     if (comm_) comm_->abort();
@@ -207,6 +228,41 @@ class GpuRank final : public Rank {
   }
 
  private:
+  // NCCL connects two ranks at their first message, which blocks the host if one of them never
+  // sends it: so all pairs exchange a byte first.
+  void connect_pairs() {
+    // Freed after the communicator: freeing waits for a kernel of NCCL that waits for a peer.
+    auto* const at = static_cast<std::byte*>(allocate("connections", 2 * world(), true));
+    std::vector<Message> messages;
+    for (int peer = 0; peer < world(); ++peer) {
+      if (peer == index()) continue;
+      messages.push_back(send_to(peer, at + peer, 1));
+      messages.push_back(receive_from(peer, at + world() + peer, 1));
+    }
+    const Status status =
+        comm_->group("connecting all pairs", messages.data(), messages.size(), transfers_);
+    if (!status.ok()) throw status;
+    const auto deadline = Clock::now() + std::chrono::duration<double>(kConnectSeconds);
+    cudaError_t state = cudaStreamQuery(transfers_);
+    for (; state == cudaErrorNotReady; state = cudaStreamQuery(transfers_))
+      if (Clock::now() > deadline || board_.failed())
+        throw Status::device_error(fmt::format("time-out of {:g} s: rank {} connects to the others",
+                                               kConnectSeconds, index()));
+    cuda(state, "connecting all pairs");
+  }
+  std::string waits_in_launch() const {
+    return fmt::format("time-out of {:g} s: rank {} waits for a peer in {}", timeout_s, index(),
+                       peers_in_);
+  }
+  // Kernels that wait for a peer end by themselves, and say so.
+  std::string waited_too_long() const {
+    const auto late = buffers_.find("late");
+    unsigned said = 0;
+    if (late == buffers_.end()) return "";
+    cuda(cudaMemcpy(&said, late->second.data(), sizeof said, cudaMemcpyDeviceToHost),
+         "reading a flag");
+    return said == 0 ? "" : waits_in_launch();
+  }
   std::string text_of(const std::string& what, const Message& m) const {
     return fmt::format("time-out of {:g} s: rank {} {} {} bytes {} rank {} in {}", timeout_s,
                        index(), m.sends ? "sends" : "waits for", m.bytes, m.sends ? "to" : "of",
@@ -284,6 +340,7 @@ class GpuRank final : public Rank {
   std::string peers_in_;  // the launch in which kernels wait for each other
   Board& board_;
   std::vector<std::unique_ptr<GpuRank>>& all_;
+  std::vector<int> out_of_reach_;  // GPUs whose memory this one cannot access
   cudaStream_t transfers_ = nullptr;
   std::optional<NcclComm> comm_;
   std::map<std::string, DeviceBuffer> buffers_;
@@ -300,7 +357,7 @@ struct GpuRanks::Impl {
   Board board;
   std::vector<std::unique_ptr<GpuRank>> ranks;
   Program program;
-  unsigned* flag = nullptr;  // host memory, mapped by all GPUs
+  unsigned* flag = nullptr;  // host memory, mapped by all GPUs: [0] releases, [1] is of hold()
   unsigned round = 0;
   std::vector<std::unique_ptr<DeviceBuffer>> scrub;  // for flushing L2
 
@@ -327,8 +384,8 @@ struct GpuRanks::Impl {
       });
     for (std::thread& t : threads) t.join();
     if (!board.failure) return Status::success();
-    for (const auto& rank : ranks) rank->abort();
     *static_cast<volatile unsigned*>(flag) = ++round;  // releases kernels that are held back
+    for (const auto& rank : ranks) rank->abort();      // which waits for the GPU
     return *board.failure;
   }
 
@@ -356,6 +413,8 @@ struct GpuRanks::Impl {
         throw Status::device_error(missing);
     });
     if (!status.ok() || times == nullptr) return status;
+    if (static_cast<volatile unsigned*>(flag)[1] == round)
+      return Status::device_error("the work of all ranks takes longer to queue than a GPU waits");
     times->seconds.clear();
     for (const auto& rank : ranks) {
       const InUse in_use(rank->device());
@@ -376,10 +435,10 @@ GpuRanks::GpuRanks(const std::vector<int>& devices, Transport transport, double 
       throw DeviceError(fmt::format("--devices: GPU {}: this machine has {}", device, count));
   impl_->devices = devices;
   void* flag = nullptr;
-  cuda(cudaHostAlloc(&flag, sizeof(unsigned), cudaHostAllocPortable | cudaHostAllocMapped),
+  cuda(cudaHostAlloc(&flag, 2 * sizeof(unsigned), cudaHostAllocPortable | cudaHostAllocMapped),
        "allocating the release flag");
   impl_->flag = static_cast<unsigned*>(flag);
-  *impl_->flag = 0;
+  impl_->flag[0] = impl_->flag[1] = 0;
   for (int r = 0; r < static_cast<int>(devices.size()); ++r) {
     impl_->ranks.push_back(
         std::make_unique<GpuRank>(r, devices, transport, impl_->board, impl_->ranks, timeout_s));
@@ -415,6 +474,7 @@ std::vector<int64_t> GpuRanks::buffer_bytes() const {
 Status GpuRanks::finish(const std::function<void(Rank&)>& finish) {
   for (const auto& rank : impl_->ranks) {
     const InUse in_use(rank->device());
+    if (const auto broken = rank->broken_guard()) return Status::kernel_error(*broken);
     finish(*rank);
     synchronize(rank->device());
   }
@@ -454,7 +514,8 @@ Status run_on_gpus(const std::vector<int>& devices, Transport transport, const P
   if (!ranks || !ranks->usable()) ranks = std::make_unique<GpuRanks>(devices, transport, timeout_s);
   ranks->set_timeout(timeout_s);
   Status status = ranks->prepare(program);
-  if (status.ok()) status = ranks->run();
+  // The second run finds flags and buffers as the first one has left them.
+  for (int n = 0; n < 2 && status.ok(); ++n) status = ranks->run();
   if (status.ok()) status = ranks->finish(finish);
   if (status.ok() && measuring != nullptr) status = measure(*ranks, *measuring);
   return status.ok() ? ranks->prepare({[](Rank&) {}, {}}) : status;  // frees the buffers

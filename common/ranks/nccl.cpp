@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "device/device.h"
 
@@ -41,12 +42,6 @@ namespace attn::ranks {
 namespace {
 
 constexpr int kOldest = 21803;  // version 2.18.3: the first whose point-to-point calls do not block
-// CTAs per communicator, of 132 SMs: few, since attention runs at the same time.
-int ctas() {
-  const char* const text = std::getenv("ATTN_NCCL_CTAS");
-  return text == nullptr ? 8 : std::max(1, std::atoi(text));
-}
-
 struct Library {
   ncclResult_t (*GetVersion)(int*);
   ncclResult_t (*GetUniqueId)(ncclUniqueId*);
@@ -100,16 +95,23 @@ const Library& nccl() {
 
 }  // namespace
 
+// Few of 132 SMs, since attention runs at the same time.
+int nccl_ctas() {
+  const char* const text = std::getenv("ATTN_NCCL_CTAS");
+  return text == nullptr ? 8 : std::max(1, std::atoi(text));
+}
+
 struct NcclComm::Impl {
   ncclComm_t comm = nullptr;
   double timeout_s = 0;
+  std::function<bool()> ended = [] { return false; };
 
   // Waits until a call has done its part on the host.
   Status settle(ncclResult_t result, const std::string& what) const {
     using Clock = std::chrono::steady_clock;
     const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
     while (result == ncclInProgress) {
-      if (Clock::now() > deadline)
+      if (Clock::now() > deadline || ended())
         return Status::device_error(fmt::format("time-out of {:g} s: NCCL in {}", timeout_s, what));
       if (nccl().CommGetAsyncError(comm, &result) != ncclSuccess) break;
       if (result == ncclInProgress) std::this_thread::yield();
@@ -134,7 +136,7 @@ NcclComm::NcclComm(const std::string& id, int rank, int world, double timeout_s)
   std::memcpy(same.internal, id.data(), id.size());
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
-  config.minCTAs = config.maxCTAs = ctas();
+  config.minCTAs = config.maxCTAs = nccl_ctas();
   impl_->timeout_s = timeout_s;
   const ncclResult_t result = nccl().CommInitRankConfig(&impl_->comm, world, same, rank, &config);
   const Status status = impl_->settle(result, fmt::format("connecting rank {} of {}", rank, world));
@@ -145,6 +147,10 @@ NcclComm::NcclComm(const std::string& id, int rank, int world, double timeout_s)
 }
 // Aborts: all that was queued has been waited for, or has failed.
 NcclComm::~NcclComm() { abort(); }
+
+void NcclComm::limit(double timeout_s, std::function<bool()> ended) {
+  impl_->timeout_s = timeout_s, impl_->ended = std::move(ended);
+}
 
 void NcclComm::abort() {
   if (impl_->comm != nullptr) (void)nccl().CommAbort(impl_->comm);

@@ -2,12 +2,16 @@
 /// NCCL, loaded when it is first used: programs start without it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "ranks/rank.h"
 
 namespace attn::ranks {
+
+/// Thread blocks of NCCL's kernels, of which each occupies an SM: 8, or ATTN_NCCL_CTAS.
+int nccl_ctas();
 
 /// One rank's communicator. It never blocks the host for long: calls that are in progress are asked
 /// for their state until a deadline, then the communicator is aborted.
@@ -21,6 +25,8 @@ class NcclComm {
   ~NcclComm();
   NcclComm(const NcclComm&) = delete;
 
+  /// How long later calls may take, and what ends them earlier.
+  void limit(double timeout_s, std::function<bool()> ended);
   /// Queues messages in a stream, as one group.
   Status group(const std::string& what, const Message* messages, std::size_t count, Stream);
   /// Queues a reduction over all ranks of floats, in place.

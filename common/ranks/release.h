@@ -7,6 +7,6 @@
 namespace attn::ranks {
 
 /// Queues a kernel that ends when the host-mapped `flag` is `round` or later.
-Status hold(Stream, const unsigned* flag, unsigned round);
+Status hold(Stream, unsigned* flag, unsigned round);
 
 }  // namespace attn::ranks

@@ -113,8 +113,7 @@ std::vector<Box> boxes_of(const TimelineEvents& e, std::size_t block, const std:
   const std::string smem = "smem ";
   for (const auto& f : in_flight)
     if (f.name.substr(0, f.name.find(',')) == name)  // without "at most"
-      boxes.push_back({f.begin, f.end, f.writes.empty() ? f.name.substr(f.name.find(',') + 1)
-                                                        : f.writes, "n", true, false});
+      boxes.push_back({f.begin, f.end, f.writes, "n", true, false});
     else if (name.starts_with(smem) && lists(f.writes, name.substr(smem.size())))
       boxes.push_back({f.begin, f.end, "copy", "n", true, false});
     else if (name.starts_with(smem) && lists(f.reads, name.substr(smem.size())))

@@ -63,11 +63,11 @@ trap 'rm -rf "$work/bin"' EXIT
 # ---- the exercises, and the student's file for each ----------------------------------------------
 exercises=() kernels=() quizzes=() targets=()
 declare -A chapter_of verdict points speed again
-for stub in "$root"/0*/exercises/*.stub.*; do
-  chapter=$(basename "$(dirname "$(dirname "$stub")")")
-  name=$(basename "$stub")
-  exercise=ex${chapter:0:2}${name%%.*}
-  extension=${name##*.}
+for page in "$root"/0*/exercises/[a-z].md; do
+  chapter=$(basename "$(dirname "$(dirname "$page")")")
+  exercise=ex${chapter:0:2}$(basename "$page" .md)
+  extension=txt
+  [[ ! -f ${page%.md}.stub.inc ]] || extension=inc
   exercises+=("$exercise")
   chapter_of[$exercise]=$chapter
   verdict[$exercise]="" points[$exercise]=0 speed[$exercise]="" again[$exercise]=""

@@ -20,6 +20,7 @@ program=$build/bin/05_flash_decoding log=$out/several_gpus.jsonl
 [[ -x $program ]] || { echo "several_gpus.sh: $program: no such program" >&2; exit 2; }
 mkdir -p "$out"
 begin=$SECONDS bad=0
+export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}  # no multicast over NVLink
 if [[ -z ${ATTN_NCCL:-} ]]; then  # the library of PyTorch's wheel, if the toolkit has none
   wheel=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0] + "/lib/libnccl.so.2")' \
     2>/dev/null) && [[ -f $wheel ]] && ! ldconfig -p | grep -q libnccl.so.2 &&
@@ -70,8 +71,10 @@ for transport in copies nccl; do
   check 0 --operation forward "${with[@]}" --heads 8 --kv-heads 2 --head-dim 128 --seqlen 2100 \
     --causal
   check 0 --operation forward "${with[@]}" --heads 2 --head-dim 128 --seqlen 1000 --window 300,0
-  check 0 --operation decode --step p6 "${with[@]}" --heads 32 --kv-heads 8 --head-dim 128 \
-    --seqlen-k 20000
+  check 0 --operation decode --step p6,p7,p8 "${with[@]}" --heads 32 --kv-heads 8 \
+    --head-dim 128 --seqlen-k 20000
+  check 0 --operation decode --step p6,p7,p8 "${with[@]}" --heads 8 --kv-heads 2 --head-dim 64 \
+    --batch 3 --seqlen-k 5000 --seqused 5000,700,0
   [[ $transport == copies ]] ||
     check 0 --operation decode --step p6 "${with[@]}" --collective all-reduce --heads 32 \
       --kv-heads 8 --head-dim 128 --seqlen-k 20000
@@ -99,6 +102,9 @@ measure() {  # DEVICES COUNT
   for n in 8192 16384 32768 65536 131072 262144; do
     run 30 "${decode[@]}" --devices "$devices" --seqlen-k "$n"
   done
+  # Cache pages dealt out in turn, and a cut of the whole cache: sequences of different lengths.
+  run 30 "${decode[@]}" --devices "$devices" --step p6,p8 --batch 8 --seqlen-k 131072 --seqused \
+    131072,65536,32768,32768,16384,16384,8192,8192
   for n in 16384 1048576; do
     run 30 "${decode[@]}" --devices "$devices" --seqlen-k "$n" --step p6 --transport nccl \
       --collective all-reduce

@@ -188,7 +188,8 @@ int main(int argc, char** argv) {
   }
   if (takes(step, "devices")) {
     p.own["devices"] = {0, 1, 2, 3};
-    p.causal = true, p.window_left = p.window_right = -1, p.seqused_k.clear();
+    p.causal = step.name != "p8_paged_shards", p.window_left = p.window_right = -1,
+    p.seqused_k.clear();
     if (op.few_queries > 0)
       p.seqlen_k = 1000;  // each rank splits its keys
     else

@@ -41,6 +41,7 @@ inline OneHead by_formula(const MatrixXd& q, const MatrixXd& k, const MatrixXd& 
 }
 
 inline void check_close(const MatrixXd& o, const VectorXd& lse, const OneHead& t) {
+  REQUIRE(lse.size() == t.lse.size());
   CHECK((o - t.o).cwiseAbs().maxCoeff() < 1e-12);
   for (Index i = 0; i < lse.size(); ++i) {
     if (std::isinf(t.lse(i)))

@@ -189,10 +189,12 @@ inline void check_dropped() {
   for (float& x : in.at("q").data) x = 0;  // all probabilities equal
   for (std::size_t i = 0; i < in.at("v").data.size(); ++i)
     in.at("v").data[i] = i / 64 % 64 == i % 64 ? 1 : 0;
+  int ran = 0;
   for (const Step& step : chapter().steps) {
     if (step.operation != &op || refusal(step, p)) continue;
     INFO(step.name);
     const HostTensors out = outputs_of(step, p, in);
+    ++ran;
     int wrong = 0;
     for (int64_t h = 0; h < 2; ++h)
       for (int64_t i = 0; i < 33; ++i)
@@ -201,6 +203,7 @@ inline void check_dropped() {
                    dropout_keeps(p.seed, h, static_cast<int>(i), static_cast<int>(j), 128);
     CHECK(wrong == 0);
   }
+  CHECK(ran > 0);
 }
 
 /// The same for rows of tensors too large to download: "", or the fault. The step must have been

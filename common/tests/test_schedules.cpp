@@ -113,6 +113,9 @@ TEST_CASE("no step has a race in any of many schedules of the emulator", "[emula
     problems.back().seqlen_q = problems.back().seqlen_k;
     problems.push_back(few);
     problems.back().own["devices"] = {0, 1, 2};
+    problems.push_back(few);  // pages on several ranks
+    problems.back().own["devices"] = {0, 1, 2};
+    problems.back().causal = false, problems.back().window_left = problems.back().window_right = -1;
     for (Problem& p : problems) p.finish();
     // shared by all steps of a problem
     std::map<std::pair<const Operation*, const Problem*>, Case> cases;
