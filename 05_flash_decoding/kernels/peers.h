@@ -38,7 +38,7 @@ struct Peers {
   }
 };
 
-// Waits until another rank has set a flag to the number of this launch, or of a later one; acquires.
+// Waits until another rank has set a flag to the number of this launch or a later one; acquires.
 __device__ __forceinline__ void wait_for_flag(const unsigned* flag, const Peers& peers) {
 #ifdef ATTN_EMULATED
   system_flag_wait(flag, peers.epoch);
