@@ -31,8 +31,11 @@ function(attn_quiz_stub out exercise solution)
        "# TODO (@exercise@): answer each question of exercises/@letter@.md.\n@text@")
 endfunction()
 
-# For compilers: #include "hidden/ex01a_1.inc".
-file(GLOB hidden ${PROJECT_SOURCE_DIR}/common/hidden/*)
+# For compilers: #include "hidden/ex01a_1.inc". A script (student_edition.cmake) has no project.
+set(hidden)
+if(PROJECT_SOURCE_DIR)
+  file(GLOB hidden ${PROJECT_SOURCE_DIR}/common/hidden/*)
+endif()
 foreach(file ${hidden})
   get_filename_component(name ${file} NAME)
   attn_decode(text ${file})

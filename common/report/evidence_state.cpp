@@ -335,7 +335,9 @@ std::string state_table(const fs::path& folder, CodeKeys* keys) {
       kernels = fmt::format("{} of {}", state.kernels.size(), state.measured.size());
     else if (!state.kernels.empty())
       kernels = fmt::format("{}", fmt::join(state.kernels, ", "));
-    if (!state.added.empty()) kernels += fmt::format(", {} new", state.added.size());
+    if (!state.added.empty())
+      kernels =
+          fmt::format("{}{} new", state.kernels.empty() ? "" : kernels + ", ", state.added.size());
     grid.add("kernels", "kernels changed since", kernels);
     grid.add("launch", "launch code",
              ours ? known(state.launch_changed, state.launch_unknown) : "-");

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "attn/error.h"
+#include "report/test_files.h"
 #include "report/timeline_svg.h"
 #include "tests/catch.h"
 
@@ -14,7 +15,8 @@ namespace {
 
 // Two blocks of 10 us. Block 0: a mark with a wait in it, a copy to sK[0], a wgmma that reads it.
 std::string made_up(const std::string& what, const std::string& name) {
-  const auto path = std::filesystem::temp_directory_path() / ("attn_timeline_" + name + ".json");
+  static const test::TemporaryFile folder;
+  const auto path = folder.path().parent_path() / (name + ".json");
   std::ofstream(path) << R"({"otherData":{"what":")" << what
                       << R"(","chapter":"06_c","step":"v1_<a>","problem":"N=1"},"traceEvents":[
 {"ph":"X","pid":1,"tid":1,"ts":2,"cat":"mark","name":"QK","dur":6},

@@ -30,8 +30,10 @@ for chapter in "${chapters[@]}"; do
     wrong "$chapter/CMakeLists.txt: more than 40 lines"
 done
 
-# Lines of code, without comments and blank lines: of a step, and of its longest kernel.
+# Lines of code, without comments and blank lines: of a step, and of the longest kernel in its file.
+counted=0
 while read -r lines kernel file; do
+  counted=$((counted + 1))
   [[ $lines -le 450 ]] || wrong "$file: $lines lines of code, at most 450"
   [[ $kernel -le 210 ]] || wrong "$file: a kernel of $kernel lines of code, at most 210"
 done < <(awk '
@@ -40,6 +42,7 @@ done < <(awk '
   { sub(/\/\/.*/, "") } /[^ ]/ { ++lines } /__global__/ { inside = 1; begin = lines }
   inside && /^}/ { inside = 0; if (lines - begin >= most) most = lines - begin + 1 }
   END { print lines, most, file }' 0[1-8]_*/*.cu)
+[[ $counted -gt 100 ]] || wrong "lines of $counted steps were counted"
 
 # includes WHO TO-REGEX FOLDER...: the #includes of the files below lead nowhere else.
 includes() {
