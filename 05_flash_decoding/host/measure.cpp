@@ -179,8 +179,6 @@ int ranks(const std::vector<std::string>& arguments) {
       Problem p = options.problem;
       const bool copies = transport[0] == 'c';
       if (p.own.contains("transport") && p.own.at("transport")[0] != double(copies)) continue;
-      const bool exchanges = step.name != "p7_peer_decode";  // its kernels write to peers
-      if (!exchanges && !copies) continue;
       p.own["transport"] = {double(copies)};
       json line{{"measure", "ranks"},
                 {"step", step.name},
@@ -221,15 +219,13 @@ int ranks(const std::vector<std::string>& arguments) {
             {us(median(slowest(m.rounds[0]), 0.25)), us(median(slowest(m.rounds[0]), 0.75))}},
            {"rounds", m.rounds[0].size()},
            {"skew_us", us(median_skew(m.rounds[0]))},
+           {"launches_us", us(launches)},
+           {"transfers_us", us(transfers)},
+           {"overlap", shorter > 0 ? 1 - (whole - std::max(launches, transfers)) / shorter : 1},
            {"speedup", one.seconds / whole},
            {"efficiency", one.seconds / whole / double(devices.size())},
            {"bytes_per_rank", m.buffer_bytes},
            {"difference_from_one_gpu", difference(tensors.sample(p.dtype), one.o)}});
-      if (exchanges)
-        line.update(
-            {{"launches_us", us(launches)},
-             {"transfers_us", us(transfers)},
-             {"overlap", shorter > 0 ? 1 - (whole - std::max(launches, transfers)) / shorter : 1}});
       if (const auto predicted =
               rank_model::predict(step.name, p, static_cast<int>(devices.size()),
                                   copies ? rank_model::nvlink_copies() : rank_model::nvlink_nccl()))

@@ -168,6 +168,8 @@ Chapter with_ranks(Chapter chapter) {
     if (auto reason = refuse_decode(p)) return reason;
     if (devices_of(p).size() > 16)
       return fmt::format("--devices: {} ranks: at most 16", devices_of(p).size());
+    if (p.own.contains("transport") && p.own.at("transport")[0] == 0)
+      return "--transport nccl: kernels of this step write to peers";
     // Kernels of two ranks may not fit on one GPU together, and would wait for each other.
     const std::vector<int> devices = devices_of(p);
     if (std::set(devices.begin(), devices.end()).size() < devices.size())

@@ -334,6 +334,9 @@ TEST_CASE("ranks: refusals say why", "[ranks]") {
   CHECK(contains(*refusal(step_named("p6_tree_decode"), three), "--seqused"));
   three.seqused_k.clear(), three.batch = 1;
   CHECK(contains(*refusal(step_named("p7_peer_decode"), on_ranks(three, 14)), "at most 16"));
+  Problem by_nccl = three;
+  by_nccl.own["transport"] = {0};
+  CHECK(contains(*refusal(step_named("p7_peer_decode"), by_nccl), "write to peers"));
   Problem packed = on_ranks(p, 2);
   packed.varlen_q = packed.varlen_k = {50, 50};
   packed.finish();
