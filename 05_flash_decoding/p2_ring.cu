@@ -5,7 +5,8 @@
 //           those of the previous rank into a second buffer. The kernel merges O and lse of each
 //           hop with fp32 accumulators in its epilogue.
 // why       The transfer overlaps with computation. A rank stores its own shard of K and V and two
-//           receive buffers, instead of all K and V. A separate merge would read and write O once more per hop.
+//           receive buffers, instead of all K and V. A separate merge would read and write O once
+//           more per hop.
 // expect    time: compute alone, where a hop computes longer than it transfers
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, causal, windows, GQA
 // source    Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers" (arXiv 2310.01889)

@@ -6,8 +6,8 @@
 // why       An all-gather of a few KB by NCCL takes 25 us, of which the transfer is less than one;
 //           two launches more come on top. Flags hold the number of the launch, and buffers
 //           alternate, so nothing has to be reset or waited for between launches.
-// expect    time: that of the rank's keys, plus a few us; predicted break-even with two ranks: about
-//           10k keys
+// expect    time: that of the rank's keys, plus a few us; predicted break-even with two ranks:
+//           about 10k keys
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA;
 //           up to 16 ranks of one process
 // source    Sul et al., "ParallelKittens" (arXiv 2511.13940): direct device access

@@ -6,6 +6,7 @@
 
 #include "attn/error.h"
 #include "report/climb_svg.h"
+#include "report/test_files.h"
 #include "tests/catch.h"
 
 namespace {
@@ -68,8 +69,8 @@ TEST_CASE("a climb of two problems, or without times, is refused") {
 }
 
 TEST_CASE("the line of a library comes from a document of peers or of others") {
-  const auto folder = std::filesystem::temp_directory_path() / "attn_climb";
-  std::filesystem::create_directories(folder);
+  const attn::report::test::TemporaryFile own;
+  const auto folder = own.path().parent_path();
   const auto write = [&](const char* name, const std::string& text) {
     std::ofstream(folder / name) << text;
   };
@@ -91,5 +92,4 @@ TEST_CASE("the line of a library comes from a document of peers or of others") {
             "has no flash on"));
   CHECK(refusal([&] { read_climb_line("cuDNN", run); }) ==
         "--line cuDNN: must be NAME=FILE:PEER");
-  std::filesystem::remove_all(folder);
 }

@@ -54,7 +54,8 @@ TEST_CASE("every step of the suite has keys of its own", "[evidence]") {
 }
 
 TEST_CASE("steps for Hopper alone have the key of its flags", "[evidence]") {
-  const fs::path root = fs::temp_directory_path() / "attn_hopper_steps";
+  const TemporaryFile own;
+  const fs::path root = own.path().parent_path() / "root";
   const auto keys_with = [&](const std::string& cmake) {
     fs::remove_all(root);
     fs::create_directories(root / "05_some");
@@ -78,7 +79,6 @@ TEST_CASE("steps for Hopper alone have the key of its flags", "[evidence]") {
   CHECK(all.first != none.first);
   CHECK(second.first == none.first);
   CHECK(second.second == all.second);
-  fs::remove_all(root);
 }
 
 TEST_CASE("a launch key is of host functions, the row in the table and what both use",

@@ -5,6 +5,7 @@
 
 #include "attn/error.h"
 #include "report/fences.h"
+#include "report/test_files.h"
 #include "tests/catch.h"
 
 namespace {
@@ -14,9 +15,9 @@ using namespace attn;
 using namespace attn::report;
 
 struct Folder {
-  fs::path path = fs::temp_directory_path() / "attn_fences";
+  test::TemporaryFile own;
+  fs::path path = own.path().parent_path();
   Folder() {
-    fs::create_directories(path);
     write("a.cu",
           "int x;\n  //! [one]\n  int a;\n  //! [inner]\n    int b;\n  //! [inner]\n"
           "  int c;\n  //! [one]\n");
@@ -30,7 +31,6 @@ struct Folder {
     for (int n = 1; n <= 20; ++n) many += "line" + std::to_string(n) + ";\n";
     write("many.cu", many + "//! [many]\n");
   }
-  ~Folder() { fs::remove_all(path); }
   void write(const char* name, const std::string& text) const {
     std::ofstream(path / name) << text;
   }

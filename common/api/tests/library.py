@@ -56,8 +56,8 @@ def stripped():
         gpu = sum(int(line.split()[1]) for line in sections if line.startswith(".nv_fatbin"))
         size = path.stat().st_size - gpu
         print(f"stripped: {size / 2**20:.1f} MiB, and {gpu / 2**20:.1f} MiB of code for GPUs")
-        if size > 48 * 2**20:
-            sys.exit("the stripped library has more than 48 MiB without code for GPUs")
+        if size > 56 * 2**20:
+            sys.exit("the stripped library has more than 56 MiB without code for GPUs")
         script = ("import attn, numpy as np\nx = attn.bf16(np.ones((1, 2, 70, 64), 'f4'))\n"
                   "try:\n"
                   f"    attn.quantised_forward(x, x, x, 'e4m3', step='{STEPS[-1]}')\n"

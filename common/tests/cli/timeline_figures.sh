@@ -31,9 +31,15 @@ sed -i '0,/softmax/s//Softmax/' "$work/old/06_pingpong.svg"  # a label
 "${AWK:-awk}" '/<rect class="n p"/ && ++n == 2 { next } 1' "$work/new/06_ring.svg" \
   >"$work/old/06_ring.svg"  # a box is gone
 sed -i 's/>block 2</>block 4</' "$work/old/05_last_block.svg"  # a lane
-"${AWK:-awk}" '/<rect class="n p"/ && !moved { for (n = 1; n <= NF; n++) if ($n ~ /^x="/) { \
-  split($n, part, "\""); if (part[2] > 200 && part[2] < 700) { $n = "x=\"" part[2] + 30 "\""; moved = 1 } } } 1' \
-  "$work/new/03_async.svg" >"$work/old/03_async.svg"  # a box elsewhere
+"$python" - "$work/new/03_async.svg" >"$work/old/03_async.svg" <<'PYTHON'  # a box elsewhere
+import re, sys
+text = open(sys.argv[1], encoding="utf-8").read()
+for box in re.finditer(r'<rect class="n p" x="([\d.]+)"', text):
+    if 200 < float(box[1]) < 700:
+        text = text[: box.start(1)] + str(float(box[1]) + 30) + text[box.end(1) :]
+        break
+print(text, end="")
+PYTHON
 sed -i '0,/<rect class="g0"/s//<rect class="g1"/' "$work/old/06_cross_tile.svg"  # a colour
 cp "$work/new/06_backward.svg" "$work/old/06_other.svg"
 said=$(complaints "$work/old")
