@@ -9,7 +9,7 @@
 // expect    time: near half that of p2_ring, causal; the same without a mask
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, causal, windows, GQA
 // source    zhuzilin/ring-flash-attention (zigzag); Brandon et al., "Striped Attention" (arXiv
-//           2311.09431), which deals out single tokens instead
+//           2311.09431), which distributes single tokens instead
 #include "kernels/shard_attention.h"
 
 ATTN_ATTENTION_OF(p1_all_gather, const attn::ranks::Accumulation&, int);  // launched by p2_ring

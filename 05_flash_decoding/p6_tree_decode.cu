@@ -400,8 +400,8 @@ void run(const DecodeShard& s) {
 }
 //! [exchange]
 
-// The same with two all-reduces, of which the second one has 2 (w - 1) / w parts to send, where the
-// all-gather has w - 1.
+// The same with two all-reduces. The second one sends 2 (w - 1) / w partial results per rank, the
+// all-gather w - 1.
 template <class Element, int kHeadDim>
 void run_all_reduce(const DecodeShard& s) {
   const int rows = static_cast<int>(s.rows());

@@ -1,11 +1,11 @@
-// p8_paged_shards: pages of the cache are dealt out to the ranks in turn.
+// p8_paged_shards: pages of the cache, distributed round-robin over the ranks.
 //
 // parent    p6_tree_decode
-// change    Page i of a sequence is on rank i modulo world, and a page table per rank leads to its
-//           pages. The kernel looks up the slot of each key that it copies.
+// change    Page i of a sequence is on rank i modulo world. A page table per rank maps the keys to
+//           pages of that rank's pool: the kernel looks up the slot of each key that it copies.
 // why       p6 cuts the whole cache: of sequences of different lengths, the first rank has all keys
-//           of the short ones. Dealt out, each rank has its share of every sequence, to a page, and
-//           a sequence that grows takes its next page from the next rank's pool.
+//           of the short ones. Round-robin, each rank has its share of every sequence, to a page,
+//           and a sequence that grows takes its next page from the next rank's pool.
 // expect    time: that of p6 for equal lengths; for mixed ones as if all ranks had equal parts
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries without a mask, any lengths, GQA
 // source    vLLM, decode context parallelism (interleaved); Kwon et al., "PagedAttention" (arXiv
@@ -372,7 +372,7 @@ Status attend(const DecodeShard& shard, Stream stream) {
   const Problem& p = shard.local;
   const int num_sms =
       shard.rank.device().backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
-  Problem planned = p;  // with pages dealt out, equal lengths are equal on each rank
+  Problem planned = p;  // equal lengths of sequences are equal on each rank, too
   if (std::ranges::count(p.seqused_k, p.seqused_k.front()) == std::ssize(p.seqused_k))
     planned.seqused_k.clear();
   const EvenSplits even = even_splits(planned, Config::kRows, Config::kTile, num_sms);

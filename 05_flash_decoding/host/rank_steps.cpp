@@ -177,7 +177,7 @@ Chapter with_ranks(Chapter chapter) {
     return std::nullopt;
   };
   chapter.steps.push_back(peers);
-  Step pages = decode_step("p8_paged_shards", "pages of the cache dealt out to the ranks in turn",
+  Step pages = decode_step("p8_paged_shards", "pages of the cache, round-robin over the ranks",
                            ATTN_LAUNCH(p8_paged_shards));
   pages.support = "--devices 0,1,...; one query or no mask, no windows, GQA";
   pages.refuses = refuse_decode_pages;

@@ -37,7 +37,7 @@ __host__ __device__ inline bool flag_has_come(unsigned flag, unsigned value) {
   return static_cast<int>(flag - value) >= 0;
 }
 /// Spins until the flag has come to `value`, then acquires. One thread of a block calls it. A flag
-/// may be beyond it: who sets it may be a launch ahead.
+/// may be beyond it: its rank may be a launch ahead.
 __device__ __forceinline__ void system_flag_wait(const unsigned* flag, unsigned value ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulator::Block::current().wait_until("system_flag_wait", caller,

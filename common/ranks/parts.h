@@ -11,7 +11,7 @@
 
 namespace attn::ranks {
 
-/// The order in which the tokens of a sequence are dealt out to the ranks.
+/// The order in which the tokens of a sequence are distributed to the ranks.
 enum class TokenOrder {
   contiguous,  ///< rank r holds the r-th of `world` equal parts
   zigzag,      ///< rank r holds parts r and 2 world - 1 - r of 2 world: equal work if causal

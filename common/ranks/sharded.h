@@ -88,9 +88,9 @@ std::optional<std::string> refuse_decode(const Problem&);
 /// are taken from the ranks in turn, so that a wrong result of any rank shows.
 Status run_decode(const Arguments&, const DecodeProgram&);
 
-/// The same with the cache in pages, dealt out in turn: page i of a sequence is on rank i modulo
-/// world. "k" and "v" are `[num_pages, page_size, Hkv, d]`, "page_table" `[B, max_pages]` with
-/// max_pages pages in `local.seqlen_k`; the pages of a rank do not lie in order.
+/// The same with the cache in pages, distributed round-robin: page i of a sequence is on rank i
+/// modulo world. "k" and "v" are `[num_pages, page_size, Hkv, d]`, "page_table" `[B, max_pages]`
+/// with max_pages pages in `local.seqlen_k`; the pages of a rank do not lie in order.
 Status run_decode_pages(const Arguments&, int64_t page_size, const DecodeProgram&);
 std::optional<std::string> refuse_decode_pages(const Problem&);
 

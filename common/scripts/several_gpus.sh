@@ -102,7 +102,7 @@ measure() {  # DEVICES COUNT
   for n in 8192 16384 32768 65536 131072 262144; do
     run 30 "${decode[@]}" --devices "$devices" --seqlen-k "$n"
   done
-  # Cache pages dealt out in turn, and a cut of the whole cache: sequences of different lengths.
+  # Sequences of different lengths: pages round-robin, and a cut of the whole cache.
   run 30 "${decode[@]}" --devices "$devices" --step p6,p8 --batch 8 --seqlen-k 131072 --seqused \
     131072,65536,32768,32768,16384,16384,8192,8192
   for n in 16384 1048576; do
