@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <random>
 
 #include "attn/error.h"
@@ -42,6 +43,22 @@ std::vector<double> slowest(const std::vector<RoundTime>& rounds) {
 double median_skew(const std::vector<RoundTime>& rounds) {
   std::vector<double> all;
   for (const RoundTime& r : rounds) all.push_back(r.skew());
+  return median(all);
+}
+
+// Medians by rank, in us.
+std::vector<double> by_rank(const std::vector<RoundTime>& rounds) {
+  std::vector<double> medians;
+  for (std::size_t r = 0; r < rounds.front().seconds.size(); ++r) {
+    std::vector<double> all;
+    for (const RoundTime& round : rounds) all.push_back(round.seconds[r]);
+    medians.push_back(std::round(median(all) * 1e9) / 1e3);
+  }
+  return medians;
+}
+double median_overlap(const std::vector<RoundTime>& rounds) {
+  std::vector<double> all;
+  for (const RoundTime& r : rounds) all.push_back(r.overlap());
   return median(all);
 }
 
@@ -167,10 +184,21 @@ OneGpu time_one(const Options& options, Device device, Tensors& tensors) {
 int ranks(const std::vector<std::string>& arguments) {
   const Options options = parse("--measure-ranks", arguments);
   const std::vector<int> devices = devices_of(options.problem);
+  // One GPU is not as fast as the next: each of them computes the whole problem.
+  std::vector<double> one_gpu_s;
+  for (std::size_t n = devices.size(); n-- > 1;) {
+    const Device other(Backend::gpu, devices[n]);
+    const InUse in_use(other);
+    Tensors tensors(options.problem, *options.operation, other);
+    one_gpu_s.push_back(time_one(options, other, tensors).seconds);
+  }
   const Device device(Backend::gpu, devices.front());
   const InUse in_use(device);
   Tensors tensors(options.problem, *options.operation, device);
-  const OneGpu one = time_one(options, device, tensors);
+  OneGpu one = time_one(options, device, tensors);
+  one_gpu_s.push_back(one.seconds);
+  one.seconds = std::accumulate(one_gpu_s.begin(), one_gpu_s.end(), 0.0) / double(devices.size());
+  const auto [fastest, slowest_gpu] = std::ranges::minmax(one_gpu_s);
   int failures = 0;
   for (const Step& step : chapter().steps) {
     if (step.operation != options.operation || !takes(step, "devices")) continue;
@@ -209,19 +237,22 @@ int ranks(const std::vector<std::string>& arguments) {
       }
       const double whole = median(slowest(m.rounds[0])), launches = median(slowest(m.rounds[1]));
       const double transfers = median(slowest(m.rounds[2]));
-      const double shorter = std::min(launches, transfers);
       const auto us = [](double s) { return std::round(s * 1e9) / 1e3; };
       line.update(
           {{"one_gpu_step", one.step},
            {"one_gpu_us", us(one.seconds)},
+           {"one_gpu_us_range", {us(fastest), us(slowest_gpu)}},
            {"us", us(whole)},
            {"us_quartiles",
             {us(median(slowest(m.rounds[0]), 0.25)), us(median(slowest(m.rounds[0]), 0.75))}},
            {"rounds", m.rounds[0].size()},
            {"skew_us", us(median_skew(m.rounds[0]))},
+           {"us_by_rank", by_rank(m.rounds[0])},
            {"launches_us", us(launches)},
+           {"launches_us_by_rank", by_rank(m.rounds[1])},
            {"transfers_us", us(transfers)},
-           {"overlap", shorter > 0 ? 1 - (whole - std::max(launches, transfers)) / shorter : 1},
+           {"traced_us", us(median(slowest(m.rounds[3])))},
+           {"overlap", median_overlap(m.rounds[3])},
            {"speedup", one.seconds / whole},
            {"efficiency", one.seconds / whole / double(devices.size())},
            {"bytes_per_rank", m.buffer_bytes},

@@ -62,10 +62,25 @@ Prediction ring(const Sharding& s, const Machine& m, double flop_per_pair, doubl
   return all;
 }
 
-Prediction decode(const Problem& p, int world, const Machine& m, double exchange_s) {
+// The share of all keys that the fullest rank has, if the room for keys is cut into equal parts.
+double largest_share(const Problem& p, int world) {
+  const int64_t room = (p.seqlen_k + world - 1) / world;
+  double all = 0, most = 0;
+  for (int r = 0; r < world; ++r) {
+    double keys = 0;
+    for (int64_t b = 0; b < p.batch; ++b) {
+      const int64_t used = p.seqused_k.empty() ? p.seqlen_k : p.seqused_k[std::size_t(b)];
+      keys += double(std::clamp<int64_t>(used - r * room, 0, room));
+    }
+    all += keys, most = std::max(most, keys);
+  }
+  return all > 0 ? most / all : 0;
+}
+// `share`: of the keys, on the rank with the most.
+Prediction decode(const Problem& p, int world, const Machine& m, double share, double exchange_s) {
   const double rows = double(p.batch * p.heads * p.seqlen_q);
   Prediction all;
-  all.compute_s = attn::decode().useful_bytes(p) / world / m.read_bytes_per_s + m.launch_s;
+  all.compute_s = m.decode_s + attn::decode().useful_bytes(p) * share / m.read_bytes_per_s;
   all.bytes = double(world - 1) * rows * double(p.head_dim + 1) * 4;
   all.transfer_s = world > 1 ? all.bytes / m.link_bytes_per_s + exchange_s : 0;
   all.total_s = all.compute_s + all.transfer_s;
@@ -80,7 +95,7 @@ const Machine& nvlink_copies() {
 }
 const Machine& nvlink_nccl() {
   static const Machine machine{
-      .name = "NVLink, NCCL", .link_bytes_per_s = 300e9, .message_s = 25e-6};
+      .name = "NVLink, NCCL", .link_bytes_per_s = 140e9, .message_s = 9e-6};
   return machine;
 }
 const Machine& infiniband() {
@@ -116,19 +131,27 @@ std::optional<Prediction> predict(const std::string& step, const Problem& p, int
     all.total_s = all.compute_s + all.transfer_s;
     return all;
   }
-  // K and V in the elements' type, dK and dV in fp32, one hop behind.
-  if (step == "p5_ring_backward") {
-    Prediction all = ring(zigzag, m, 2.5 * pair, m.backward_flops, 3);
-    if (world == 1) return all;
-    const double last = 2 * double(zigzag.kv_bytes(0));  // gradients to the owner of the keys
-    const double seconds = last / m.link_bytes_per_s + m.message_s;
-    all.bytes += last, all.transfer_s += seconds, all.total_s += seconds;
-    return all;
-  }
-  if (step == "p6_tree_decode" || step == "p8_paged_shards")
-    return decode(p, world, m, m.message_s + m.launch_s);
-  if (step == "p7_peer_decode") return decode(p, world, m, 3e-6);
+  // K and V in the elements' type, dK and dV in fp32, one hop behind, the last ones next to a block
+  // of the rank's own keys.
+  if (step == "p5_ring_backward") return ring(zigzag, m, 2.5 * pair, m.backward_flops, 3);
+  const double cut = largest_share(p, world);
+  if (step == "p6_tree_decode") return decode(p, world, m, cut, m.message_s + m.launch_s);
+  if (step == "p7_peer_decode") return decode(p, world, m, cut, m.peer_s);
+  if (step == "p8_paged_shards") return decode(p, world, m, 1.0 / world, m.message_s + m.launch_s);
   return std::nullopt;
+}
+
+int64_t pays_from(const std::string& step, Problem p, const Machine& m) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  p.seqused_k.clear();
+  const auto pays = [&](int64_t keys) {
+    p.seqlen_k = keys;
+    return predict(step, p, 2, m)->total_s < predict(step, p, 1, m)->total_s;
+  };
+  if (!pays(kMost)) return 0;
+  int64_t no = 1, yes = kMost;
+  while (yes - no > 1) (pays((no + yes) / 2) ? yes : no) = (no + yes) / 2;
+  return yes;
 }
 
 int table(const std::vector<std::string>& arguments) {
@@ -154,6 +177,10 @@ int table(const std::vector<std::string>& arguments) {
                    100 * one->total_s / some->total_s / world);
       }
     }
+    if (step.operation != &attn::decode()) continue;
+    for (const Machine* m : {&nvlink_copies(), &nvlink_nccl()})
+      if (const int64_t keys = pays_from(step.name, p, *m))
+        fmt::print("{:<18} {:<30} two ranks pay from {} keys on\n", step.name, m->name, keys);
   }
   return 0;
 }

@@ -9,16 +9,19 @@
 
 namespace attn::rank_model {
 
-// What a prediction assumes of a machine. The rates of the kernels are those of one H200 in this
-// suite's tables, the links' as measured on 8 x H200 of one host (NCCL 2.28, no multicast).
+// What a prediction assumes of a machine. The rates and latencies, but for InfiniBand's, were
+// measured on H200s: those of kernels on one GPU, those of links by --measure-links on two.
 struct Machine {
   std::string name = "NVLink, copy engine";
   double forward_flops = 650e12;   // chapter 06's forward pass, bf16, d=128, long sequences
   double backward_flops = 550e12;  // its backward pass
-  double read_bytes_per_s = 4.1e12;
-  double link_bytes_per_s = 358e9;  // per direction and rank
-  double message_s = 12e-6;         // from the start of a message to its first byte
-  double launch_s = 5e-6;           // first and last tiles of a launch, idle SMs
+  double launch_s = 5e-6;          // first and last tiles of a launch, idle SMs
+  // v13_even_splits: the time of a cache is decode_s and its bytes over read_bytes_per_s.
+  double read_bytes_per_s = 4.59e12;
+  double decode_s = 17.5e-6;
+  double link_bytes_per_s = 381e9;  // per direction and rank
+  double message_s = 15e-6;         // from the start of a message to its first byte
+  double peer_s = 6e-6;             // p7: partial results to peers, flags, the merge
 };
 const Machine& nvlink_copies();
 const Machine& nvlink_nccl();
@@ -34,6 +37,9 @@ struct Prediction {
 // Nothing for a step without a model.
 std::optional<Prediction> predict(const std::string& step, const Problem&, int world,
                                   const Machine& = nvlink_copies());
+
+// Decoding: the fewest keys from which on two ranks are faster than one GPU, or 0.
+int64_t pays_from(const std::string& step, Problem, const Machine& = nvlink_copies());
 
 // --predict-ranks OPTIONS: a table for 2 to 512 ranks.
 int table(const std::vector<std::string>& arguments);

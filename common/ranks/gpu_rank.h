@@ -28,6 +28,7 @@
 namespace attn::ranks {
 
 using Clock = std::chrono::steady_clock;
+constexpr double kStopSeconds = 10;     // after a failure, for kernels that wait for a peer
 constexpr double kConnectSeconds = 60;  // NCCL finds the links between all GPUs
 
 inline void cuda(cudaError_t error, const char* doing) {
@@ -66,6 +67,8 @@ struct Exchange {
   std::vector<Message> messages;
   std::vector<int> numbers;
   cudaEvent_t done = nullptr;
+  // Of a traced round: its messages are under way; a launch waits for them.
+  cudaEvent_t begun = nullptr, ended = nullptr, awaited = nullptr, resumed = nullptr;
 };
 
 // Thrown where another rank has failed: its error is reported.
@@ -116,7 +119,8 @@ class GpuRank final : public Rank {
     (void)cudaSetDevice(device().ordinal);
     comm_.reset();
     buffers_.clear();
-    for (cudaEvent_t e : events_) (void)cudaEventDestroy(e);
+    for (const auto* events : {&events_, &timed_events_})
+      for (cudaEvent_t e : *events) (void)cudaEventDestroy(e);
     for (cudaEvent_t e : {begin, end})
       if (e != nullptr) (void)cudaEventDestroy(e);
     for (cudaStream_t s : {stream, transfers_})
@@ -169,28 +173,39 @@ class GpuRank final : public Rank {
     const cudaEvent_t ready = event();
     cuda(cudaEventRecord(ready, stream), "recording an event");
     cuda(cudaStreamWaitEvent(transfers_, ready, 0), "waiting for an event");
+    if (transport_ == Transport::nccl) made.begun = traced(transfers_);
     const std::size_t at_once = grouped ? made.messages.size() : 1;
     for (std::size_t n = 0; n < made.messages.size(); n += at_once)
       if (transport_ == Transport::nccl)
         send_by_nccl(made, n, at_once);
       else
         copy(made, n, at_once, ready);
+    made.ended = traced(transfers_);
     made.done = event();
     cuda(cudaEventRecord(made.done, transfers_), "recording an event");
     return ticket;
   }
   void wait(Ticket ticket) override {
     if (variant == Variant::launches_only) return;
-    const Exchange& exchange = exchanges_[static_cast<std::size_t>(ticket)];
+    Exchange& exchange = exchanges_[static_cast<std::size_t>(ticket)];
+    exchange.awaited = traced(stream);
     cuda(cudaStreamWaitEvent(stream, exchange.done, 0), "waiting for an exchange");
     if (transport_ == Transport::copies)
       for (std::size_t n = 0; n < exchange.messages.size(); ++n)
         if (!exchange.messages[n].sends) wait_for_copy(exchange, n, stream);
+    exchange.resumed = traced(stream);
+  }
+  // Of a traced round that has ended.
+  double seconds_under_way() const {
+    return sum_of([](const Exchange& e) { return std::pair(e.begun, e.ended); });
+  }
+  double seconds_waited() const {
+    return sum_of([](const Exchange& e) { return std::pair(e.awaited, e.resumed); });
   }
 
   // A round begins: events of the last one are used again.
   void begin_round() {
-    exchanges_.clear(), used_events_ = 0, numbers_.clear(), peers_in_.clear();
+    exchanges_.clear(), used_events_ = used_timed_ = 0, numbers_.clear(), peers_in_.clear();
     if (comm_) comm_->limit(timeout_s, [this] { return board_.failed(); });
   }
   // Waits for all that was queued, at most so long. Returns "" or what is missing.
@@ -221,6 +236,12 @@ class GpuRank final : public Rank {
   }
   void abort() {
     if (comm_) comm_->abort();
+  }
+  bool idle() const {
+    const InUse in_use(device());
+    for (cudaStream_t s : {stream, transfers_})
+      if (s != nullptr && cudaStreamQuery(s) == cudaErrorNotReady) return false;
+    return true;
   }
 
   cudaStream_t stream = nullptr;
@@ -274,6 +295,27 @@ class GpuRank final : public Rank {
                        index(), m.sends ? "sends" : "waits for", m.bytes, m.sends ? "to" : "of",
                        m.peer, what);
   }
+  // An event that is recorded in a traced round, and null in others.
+  cudaEvent_t traced(cudaStream_t in) {
+    if (variant != Variant::traced) return nullptr;
+    if (used_timed_ == timed_events_.size())
+      cuda(cudaEventCreate(&timed_events_.emplace_back()), "making an event");
+    const cudaEvent_t made = timed_events_[used_timed_++];
+    cuda(cudaEventRecord(made, in), "recording an event");
+    return made;
+  }
+  template <class Interval>
+  double sum_of(Interval interval) const {
+    double seconds = 0;
+    for (const Exchange& exchange : exchanges_) {
+      const auto [from, to] = interval(exchange);
+      float ms = 0;
+      if (from == nullptr || to == nullptr) continue;
+      cuda(cudaEventElapsedTime(&ms, from, to), "reading a timer");
+      seconds += double{ms} * 1e-3;
+    }
+    return seconds;
+  }
   cudaEvent_t event() {
     if (used_events_ == events_.size())
       cuda(cudaEventCreateWithFlags(&events_.emplace_back(), cudaEventDisableTiming),
@@ -292,7 +334,7 @@ class GpuRank final : public Rank {
 
   // The sender copies when the receiver has published its buffer. Receivers publish before they
   // wait for anything, so grouped messages cannot deadlock.
-  void copy(const Exchange& exchange, std::size_t first, std::size_t count, cudaEvent_t ready) {
+  void copy(Exchange& exchange, std::size_t first, std::size_t count, cudaEvent_t ready) {
     for (std::size_t n = first; n < first + count; ++n)
       if (const Message& m = exchange.messages[n]; !m.sends) {
         const std::lock_guard lock(board_.mutex);
@@ -310,6 +352,7 @@ class GpuRank final : public Rank {
                         "{}: {}",
                         index(), m.bytes, m.peer, to.bytes, exchange.what));
       cuda(cudaStreamWaitEvent(transfers_, to.ready, 0), "waiting for a receiver");
+      if (exchange.begun == nullptr) exchange.begun = traced(transfers_);
       cuda(cudaMemcpyAsync(to.data, m.data, static_cast<std::size_t>(m.bytes), cudaMemcpyDefault,
                            transfers_),
            "copying to a peer");
@@ -351,8 +394,8 @@ class GpuRank final : public Rank {
   std::optional<NcclComm> comm_;
   std::map<std::string, DeviceBuffer> buffers_;
   std::vector<Exchange> exchanges_;
-  std::vector<cudaEvent_t> events_;
-  std::size_t used_events_ = 0;
+  std::vector<cudaEvent_t> events_, timed_events_;
+  std::size_t used_events_ = 0, used_timed_ = 0;
   std::map<std::pair<int, int>, int[2]> numbers_;
 };
 

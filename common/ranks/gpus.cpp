@@ -1,6 +1,10 @@
 #include "ranks/gpus.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <thread>
 #include <utility>
@@ -42,8 +46,34 @@ struct GpuRanks::Impl {
     for (std::thread& t : threads) t.join();
     if (!board.failure) return Status::success();
     *static_cast<volatile unsigned*>(flag) = ++round;  // releases kernels that are held back
-    for (const auto& rank : ranks) rank->abort();      // which waits for the GPU
+    stop_all();
     return *board.failure;
+  }
+
+  // Ends NCCL's kernels that wait for a peer: all ranks at once, since each may wait for the others.
+  // Nothing that the process does later, not even freeing memory, ends beside a kernel that spins:
+  // if one goes on, the process reports the failure and ends here.
+  void stop_all() const {
+    const auto deadline = Clock::now() + std::chrono::duration<double>(kStopSeconds);
+    const auto left = std::make_shared<std::atomic<std::size_t>>(ranks.size());
+    for (const auto& rank : ranks)
+      std::thread([left, of = rank.get()] {
+        (void)cudaSetDevice(of->device().ordinal);
+        of->abort();
+        --*left;
+      }).detach();
+    const auto stopped = [&] {
+      return *left == 0 && std::ranges::all_of(ranks, [](const auto& r) { return r->idle(); });
+    };
+    while (!stopped()) {
+      if (Clock::now() > deadline) {
+        fmt::print(stderr, "{}: {}; a kernel goes on for {:g} s: the process ends\n",
+                   program_invocation_short_name, board.failure->message, kStopSeconds);
+        std::fflush(nullptr);
+        std::_Exit(4);  // as of any device error
+      }
+      std::this_thread::yield();
+    }
   }
 
   Status play(RoundTime* times, Variant variant) {
@@ -78,6 +108,9 @@ struct GpuRanks::Impl {
       float ms = 0;
       cuda(cudaEventElapsedTime(&ms, rank->begin, rank->end), "reading a timer");
       times->seconds.push_back(double{ms} * 1e-3);
+      if (variant != Variant::traced) continue;
+      times->under_way.push_back(rank->seconds_under_way());
+      times->waited.push_back(rank->seconds_waited());
     }
     return status;
   }
@@ -121,6 +154,7 @@ Status GpuRanks::prepare(const Program& program) {
     synchronize(rank.device());
   });
 }
+Status GpuRanks::load() { return impl_->play(nullptr, Variant::launches_only); }
 Status GpuRanks::run() { return impl_->play(nullptr, Variant::whole); }
 Status GpuRanks::time(RoundTime& times, Variant variant) { return impl_->play(&times, variant); }
 std::vector<int64_t> GpuRanks::buffer_bytes() const {
@@ -145,7 +179,8 @@ void GpuRanks::set_timeout(double seconds) {
 namespace {
 Status measure(GpuRanks& ranks, Measuring& wanted) {
   wanted.buffer_bytes = ranks.buffer_bytes();
-  for (const Variant v : {Variant::whole, Variant::launches_only, Variant::transfers_only}) {
+  for (const Variant v :
+       {Variant::whole, Variant::launches_only, Variant::transfers_only, Variant::traced}) {
     auto& rounds = wanted.rounds[static_cast<int>(v)];
     rounds.clear();
     double spent = 0;
@@ -171,6 +206,9 @@ Status run_on_gpus(const std::vector<int>& devices, Transport transport, const P
   if (!ranks || !ranks->usable()) ranks = std::make_unique<GpuRanks>(devices, transport, timeout_s);
   ranks->set_timeout(timeout_s);
   Status status = ranks->prepare(program);
+  // Loads all kernels. Beside a kernel of NCCL that waits for a lost message, loading would block
+  // the host, and no time-out would be noticed.
+  if (status.ok()) status = ranks->load();
   // The second run finds flags and buffers as the first one has left them.
   for (int n = 0; n < 2 && status.ok(); ++n) status = ranks->run();
   if (status.ok()) status = ranks->finish(finish);

@@ -17,18 +17,29 @@ enum class Transport { nccl, copies };
 /// Seconds of one round of all ranks, from the release of all GPUs to the end of each.
 struct RoundTime {
   std::vector<double> seconds;  ///< by rank
+  /// By rank, of a traced round: how long messages were under way, and how long the launches waited
+  /// for them.
+  std::vector<double> under_way, waited;
+  /// The share of the messages' time behind which a rank computed: of the rank with the least.
+  double overlap() const {
+    double least = 1;
+    for (std::size_t r = 0; r < waited.size(); ++r)
+      if (under_way[r] > 0) least = std::min(least, 1 - waited[r] / under_way[r]);
+    return least;
+  }
   double slowest() const { return *std::ranges::max_element(seconds); }
   double skew() const { return slowest() - *std::ranges::min_element(seconds); }
 };
 
-/// What a round leaves out, to see what a step's transfers and its launches take alone.
-enum class Variant { whole, launches_only, transfers_only };
+/// What a round leaves out, to see what a step's transfers and its launches take alone; or the whole
+/// with events around messages and waits.
+enum class Variant { whole, launches_only, transfers_only, traced };
 
 /// Asks run_on_gpus() to time a program after it has run once.
 struct Measuring {
   int warmup = 2, most_rounds = 20;
   double most_s = 2;                       ///< at least 5 rounds, and no more than this takes
-  std::vector<RoundTime> rounds[3] = {};   ///< by variant
+  std::vector<RoundTime> rounds[4] = {};   ///< by variant
   std::vector<int64_t> buffer_bytes = {};  ///< allocated, by rank
 };
 inline Measuring* measuring = nullptr;
@@ -42,6 +53,8 @@ class GpuRanks {
 
   /// Frees the buffers of the last program and prepares this one.
   Status prepare(const Program&);
+  /// Runs the launches without messages, so that all kernels are loaded. Results mean nothing.
+  Status load();
   /// One round. If it fails, the ranks cannot be used again: a rank that waits longer than the
   /// time-out ends all, with an error that names rank, peer, exchange and bytes.
   Status run();

@@ -195,7 +195,7 @@ int main(int argc, char** argv) {
     else
       p.seqlen_q = p.seqlen_k;
     if (op.name == "backward")  // a launch per pair of parts
-      p.own["devices"] = {0, 1}, p.heads = 1, p.seqlen_q = p.seqlen_k = 101;
+      p.own["devices"] = {0, 1, 2}, p.heads = 1, p.seqlen_q = p.seqlen_k = 101;
   }
   if (takes(step, "serial"))  // prompt chunks together with decoding sequences
     p.varlen_q = {300, 1, 3}, p.varlen_k = {391, 391, 70}, p.own["blocks"] = {2};
