@@ -256,8 +256,14 @@ void merge(const fs::path& folder, CodeKeys& code, const fs::path& from) {
     };
     std::map<std::string, bool> here;
     for (const EvidenceLine& line : read_lines(folder / name)) here[identity(line)] = current(line);
+    // Peers' lines without options: one is replaced by a line of the same problem.
+    const auto problem_of = [](const EvidenceLine& line) -> std::string {
+      const json problems = line.json().value("problems", json());
+      if (!problems.is_array() || problems.empty()) return "";
+      return line.name + problems[0].value("problem", json()).dump();
+    };
     std::vector<EvidenceLine> fresh;
-    std::set<std::string> replaced;
+    std::set<std::string> replaced, problems;
     for (const EvidenceLine& line : read_lines(from / name)) {
       const std::string id = identity(line);
       // Lines that `folder` has replaced since `from` was copied from it do not come back.
@@ -269,12 +275,18 @@ void merge(const fs::path& folder, CodeKeys& code, const fs::path& from) {
         continue;
       fresh.push_back(line);
       replaced.insert(id);
+      if (id != line.name + " " + kUnknown) problems.insert(problem_of(line));
       // As in record(): peers of problems that were not recorded make way, if the part is complete.
       if (unit.part == "peers" && measured.at(name_of(unit)).at("verdict") == "passed")
         replaced.insert(line.name + " " + kUnknown);
     }
     replace_lines(folder / name, std::move(fresh), unit.part, code.problems(unit.chapter),
-                  [&](const EvidenceLine& line) { return replaced.contains(identity(line)); });
+                  [&](const EvidenceLine& line) {
+                    const std::string id = identity(line);
+                    return replaced.contains(id) ||
+                           (unit.part == "peers" && id == line.name + " " + kUnknown &&
+                            problems.contains(problem_of(line)));
+                  });
   }
   for (const auto& [name, part] : measured) {
     const bool taken = part.at("verdict") == "passed" || !parts.contains(name);
