@@ -3,6 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
 
 #include "attn/error.h"
 #include "check/operation.h"
@@ -95,7 +100,7 @@ const Machine& nvlink_copies() {
 }
 const Machine& nvlink_nccl() {
   static const Machine machine{
-      .name = "NVLink, NCCL", .link_bytes_per_s = 140e9, .message_s = 9e-6};
+      .name = "NVLink, NCCL", .link_bytes_per_s = 80e9, .message_s = 6.5e-6};
   return machine;
 }
 const Machine& infiniband() {
@@ -135,7 +140,10 @@ std::optional<Prediction> predict(const std::string& step, const Problem& p, int
   // of the rank's own keys.
   if (step == "p5_ring_backward") return ring(zigzag, m, 2.5 * pair, m.backward_flops, 3);
   const double cut = largest_share(p, world);
-  if (step == "p6_tree_decode") return decode(p, world, m, cut, m.message_s + m.launch_s);
+  if (step == "p6_tree_decode") {  // the second all-reduce begins when the first has ended
+    const double messages = p.own.contains("collective") && p.own.at("collective")[0] > 0 ? 2 : 1;
+    return decode(p, world, m, cut, messages * m.message_s + m.launch_s);
+  }
   if (step == "p7_peer_decode") return decode(p, world, m, cut, m.peer_s);
   if (step == "p8_paged_shards") return decode(p, world, m, 1.0 / world, m.message_s + m.launch_s);
   return std::nullopt;
@@ -169,6 +177,7 @@ int table(const std::vector<std::string>& arguments) {
       const auto one = predict(step.name, p, 1, *m);
       for (const int world : {2, 4, 8, 64, 512}) {
         if (world > p.seqlen_k || (world > 8) != (m == &infiniband())) continue;
+        if (step.name == "p7_peer_decode" && m != &nvlink_copies()) continue;  // one process
         const auto some = predict(step.name, p, world, *m);
         if (!one || !some) continue;
         fmt::print("{:<18} {:<30} {:>5} {:>10} {:>11.1f} {:>11.1f} {:>11.1f} {:>9.1f}%\n",
@@ -179,8 +188,93 @@ int table(const std::vector<std::string>& arguments) {
     }
     if (step.operation != &attn::decode()) continue;
     for (const Machine* m : {&nvlink_copies(), &nvlink_nccl()})
-      if (const int64_t keys = pays_from(step.name, p, *m))
+      if (const int64_t keys = pays_from(step.name, p, *m);
+          keys > 0 && (step.name != "p7_peer_decode" || m == &nvlink_copies()))
         fmt::print("{:<18} {:<30} two ranks pay from {} keys on\n", step.name, m->name, keys);
+  }
+  return 0;
+}
+
+bool Measured::is_predicted() const {
+  const double off = std::abs(seconds - predicted_s);
+  return seconds < 100e-6 ? off <= 5e-6 : off <= 0.15 * seconds;
+}
+
+namespace {
+// "B=1 Hq=16 ... d=128 bf16 causal devices=0,1": what a prediction depends on.
+Problem problem_of_text(const std::string& text) {
+  Problem p;
+  p.dtype = DType::bf16;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    const std::size_t is = word.find('=');
+    const std::string name = word.substr(0, is), value = is == word.npos ? "" : word.substr(is + 1);
+    const auto number = [&] { return std::stoll(value); };
+    if (name == "B") p.batch = number();
+    if (name == "Hq") p.heads = number();
+    if (name == "Hkv") p.kv_heads = number();
+    if (name == "seqlen_q") p.seqlen_q = number();
+    if (name == "seqlen_k") p.seqlen_k = number();
+    if (name == "d") p.head_dim = number();
+    if (name == "causal") p.causal = true;
+    if (name == "seqused") {
+      std::istringstream all(value);
+      for (std::string one; std::getline(all, one, ',');) p.seqused_k.push_back(std::stoll(one));
+    }
+    if (name == "collective") p.own["collective"] = {double(number())};
+  }
+  p.finish();
+  return p;
+}
+bool is_ring(const std::string& step) {
+  return step == "p2_ring" || step == "p3_zigzag" || step == "p5_ring_backward";
+}
+}  // namespace
+
+std::vector<Measured> read_measured(const std::string& file) {
+  std::ifstream in(file);
+  if (!in) throw InputError(fmt::format("{}: cannot be read", file));
+  std::vector<Measured> all;
+  for (std::string line; std::getline(in, line);) {
+    const auto j = nlohmann::json::parse(line, nullptr, false);
+    if (j.is_discarded() || j.value("measure", "") != "ranks" || !j.contains("us")) continue;
+    Measured m{.step = j.at("step"),
+               .transport = j.at("transport"),
+               .problem = problem_of_text(j.at("problem")),
+               .devices = j.at("devices"),
+               .seconds = j.at("us").get<double>() * 1e-6,
+               .one_gpu_s = j.at("one_gpu_us").get<double>() * 1e-6,
+               .overlap = j.at("overlap"),
+               .predicted_s = 0};
+    const auto predicted = predict(m.step, m.problem, static_cast<int>(m.devices.size()),
+                                   m.transport == "nccl" ? nvlink_nccl() : nvlink_copies());
+    m.predicted_s = predicted ? predicted->total_s : 0;
+    all.push_back(std::move(m));
+  }
+  if (all.empty()) throw InputError(fmt::format("{}: has no line of --measure-ranks", file));
+  return all;
+}
+
+int compare(const std::vector<std::string>& arguments) {
+  if (arguments.size() != 1) throw InputError("--compare-ranks: takes one FILE");
+  const auto us = [](double seconds) {
+    return seconds < 1e-3 ? fmt::format("{:.1f} us", seconds * 1e6)
+                          : fmt::format("{:.2f} ms", seconds * 1e3);
+  };
+  fmt::print(
+      "| step | link | tokens | heads | one GPU | {} GPUs | speedup | overlap | predicted |\n",
+      read_measured(arguments[0]).front().devices.size());
+  fmt::print("|---|---|---:|---|---:|---:|---:|---:|---:|\n");
+  for (const Measured& m : read_measured(arguments[0])) {
+    const Problem& p = m.problem;
+    const std::string what = p.own.contains("collective") ? ", all-reduce" : "";
+    const std::string mask = p.seqlen_q == 1 ? "" : p.causal ? ", causal" : ", full";
+    const std::string lengths = p.seqused_k.empty() ? "" : fmt::format(", {} lengths", p.batch);
+    fmt::print("| `{}`{} | {} | {}{}{} | {}/{} | {} | {} | {:.2f} | {} | {}{} |\n", m.step, what,
+               m.transport, p.seqlen_k, mask, lengths, p.heads, p.kv_heads, us(m.one_gpu_s),
+               us(m.seconds), m.one_gpu_s / m.seconds,
+               is_ring(m.step) ? fmt::format("{:.0f} %", 100 * m.overlap) : "-", us(m.predicted_s),
+               m.is_predicted() ? "" : " *");
   }
   return 0;
 }

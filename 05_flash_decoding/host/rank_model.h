@@ -20,8 +20,8 @@ struct Machine {
   double read_bytes_per_s = 4.59e12;
   double decode_s = 17.5e-6;
   double link_bytes_per_s = 381e9;  // per direction and rank
-  double message_s = 15e-6;         // from the start of a message to its first byte
-  double peer_s = 6e-6;             // p7: partial results to peers, flags, the merge
+  double message_s = 14e-6;         // from the start of a message to its first byte
+  double peer_s = 7e-6;             // p7: partial results to peers, flags, the merge
 };
 const Machine& nvlink_copies();
 const Machine& nvlink_nccl();
@@ -43,5 +43,20 @@ int64_t pays_from(const std::string& step, Problem, const Machine& = nvlink_copi
 
 // --predict-ranks OPTIONS: a table for 2 to 512 ranks.
 int table(const std::vector<std::string>& arguments);
+
+// A time that several_gpus.sh has measured, and its prediction.
+struct Measured {
+  std::string step, transport;
+  Problem problem;
+  std::vector<double> devices;
+  double seconds, one_gpu_s, overlap;
+  double predicted_s;
+  // Within 15 %, or 5 us below 100 us.
+  bool is_predicted() const;
+};
+// The lines of a file of several_gpus.sh.
+std::vector<Measured> read_measured(const std::string& file);
+// --compare-ranks FILE: the same as a table.
+int compare(const std::vector<std::string>& arguments);
 
 }  // namespace attn::rank_model

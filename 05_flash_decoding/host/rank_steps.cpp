@@ -188,6 +188,9 @@ Chapter with_ranks(Chapter chapter) {
       {"--measure-links", "bandwidth of messages between GPUs, by size", measure::links});
   chapter.commands.push_back(
       {"--predict-ranks", "predicted times for 2 to 512 ranks", rank_model::table});
+  chapter.commands.push_back({"--compare-ranks",
+                              "FILE of several_gpus.sh: its times and their predictions",
+                              rank_model::compare});
   return chapter;
 }
 

@@ -50,9 +50,9 @@ struct GpuRanks::Impl {
     return *board.failure;
   }
 
-  // Ends NCCL's kernels that wait for a peer: all ranks at once, since each may wait for the others.
-  // Nothing that the process does later, not even freeing memory, ends beside a kernel that spins:
-  // if one goes on, the process reports the failure and ends here.
+  // Ends NCCL's kernels that wait for a peer: of all ranks at once, since each may wait for the
+  // others. While a kernel spins, nothing that the process does later ends, not even freeing
+  // memory: so the process then reports the failure and ends here.
   void stop_all() const {
     const auto deadline = Clock::now() + std::chrono::duration<double>(kStopSeconds);
     const auto left = std::make_shared<std::atomic<std::size_t>>(ranks.size());
@@ -206,8 +206,8 @@ Status run_on_gpus(const std::vector<int>& devices, Transport transport, const P
   if (!ranks || !ranks->usable()) ranks = std::make_unique<GpuRanks>(devices, transport, timeout_s);
   ranks->set_timeout(timeout_s);
   Status status = ranks->prepare(program);
-  // Loads all kernels. Beside a kernel of NCCL that waits for a lost message, loading would block
-  // the host, and no time-out would be noticed.
+  // Loads all kernels. While a kernel of NCCL waits for a lost message, loading would block the
+  // host, and no time-out would be noticed.
   if (status.ok()) status = ranks->load();
   // The second run finds flags and buffers as the first one has left them.
   for (int n = 0; n < 2 && status.ok(); ++n) status = ranks->run();

@@ -31,8 +31,8 @@ struct RoundTime {
   double skew() const { return slowest() - *std::ranges::min_element(seconds); }
 };
 
-/// What a round leaves out, to see what a step's transfers and its launches take alone; or the whole
-/// with events around messages and waits.
+/// What a round leaves out, to see what a step's transfers and its launches take alone; or the
+/// whole with events around messages and waits.
 enum class Variant { whole, launches_only, transfers_only, traced };
 
 /// Asks run_on_gpus() to time a program after it has run once.

@@ -137,7 +137,7 @@ NcclComm::NcclComm(const std::string& id, int rank, int world, double timeout_s)
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   config.minCTAs = config.maxCTAs = nccl_ctas();
-  // The SMs that attention leaves free are not of one GPC: no cluster of blocks would fit beside it.
+  // The SMs that attention leaves free are not of one GPC: no cluster of blocks would fit.
   config.cgaClusterSize = 0;
   impl_->timeout_s = timeout_s;
   const ncclResult_t result = nccl().CommInitRankConfig(&impl_->comm, world, same, rank, &config);

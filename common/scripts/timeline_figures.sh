@@ -49,6 +49,14 @@ draw 06_ring "A pipeline of two stages: copies, reads, and who waits for whom" v
 draw 06_pingpong "Two warpgroups: MMAs, exponentials and waits" v5,v6,v7 \
   --from 1 --us 5 --lanes "$units,$warpgroups"
 
+# Recorded ones are parts of what check_recording.sh wrote on an H200.
+for step in v5 v6; do
+  record 06_flash_v3_hopper $step --head-dim 128 --seqlen 1024
+  cp "$root/docs/figures/06_recorded_$step.json" "$work/h200_$step.json"
+done
+draw 06_recorded "Two warpgroups in v5 and v6: the model, and recorded launches" \
+  v5,h200_v5,v6,h200_v6 --from 1.5 --us 6.5 --lanes "$warpgroups"
+
 for step in v10 v11; do
   record 06_flash_v3_hopper $step --head-dim 128 --heads 1 --seqlen-q 512 --seqlen-k 1024
 done
