@@ -70,6 +70,9 @@ Options parse(const char* command, const std::vector<std::string>& arguments) {
   if (!options) throw InputError(fmt::format("{}: takes the options of a problem", command));
   if (!options->problem.own.contains("devices"))
     throw InputError(fmt::format("{}: needs --devices 0,1,...", command));
+  if (options->problem.own.contains("rank"))
+    throw InputError(
+        fmt::format("{}: releases all GPUs together, in one process: no --rank", command));
   if (!gpu_info().available)
     throw DeviceError(fmt::format("{}: no GPU ({})", command, gpu_info().error));
   return *options;
@@ -292,8 +295,7 @@ int links(const std::vector<std::string>& arguments) {
                 {"bytes", bytes}};
       Status status;
       try {
-        status = run_on_gpus(
-            devices, transport, ring, [](Rank&) {}, 30);
+        status = run_on_gpus(devices, transport, ring, [](Rank&) {}, 30, {});
       } catch (const DeviceError& e) {
         status = Status::device_error(e.what());
       }

@@ -64,7 +64,7 @@ Step forward_step(std::string name, std::string idea, TokenOrder order, Launch l
           .cost = [order](const Problem& p) { return forward_cost(p, order); },
           .launch = launch,
           .needs = kHopper,
-          .takes = {"devices", "timeout", "transport"}};
+          .takes = {"devices", "timeout", "transport", "rank", "world", "nccl_id"}};
 }
 
 // Of one rank's keys. Partial results are small next to them.
@@ -94,7 +94,7 @@ Step decode_step(std::string name, std::string idea, Launch launch) {
           .cost = decode_cost,
           .launch = launch,
           .needs = kAmpere,
-          .takes = {"seqused", "devices", "timeout", "transport"}};
+          .takes = {"seqused", "devices", "timeout", "transport", "rank", "world", "nccl_id"}};
 }
 
 }  // namespace
@@ -166,6 +166,7 @@ Chapter with_ranks(Chapter chapter) {
                            ATTN_LAUNCH(p7_peer_decode));
   peers.refuses = [](const Problem& p) -> Reason {
     if (auto reason = refuse_decode(p)) return reason;
+    if (p.own.contains("rank")) return "--rank: this step writes to peers of its own process";
     if (devices_of(p).size() > 16)
       return fmt::format("--devices: {} ranks: at most 16", devices_of(p).size());
     if (p.own.contains("transport") && p.own.at("transport")[0] == 0)

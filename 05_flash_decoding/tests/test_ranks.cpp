@@ -1,12 +1,18 @@
 // Several ranks: shards, blocks between them, every step with emulated ranks, and planted faults.
+#include <unistd.h>
+
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "host/rank_model.h"
 #include "ranks/emulated.h"
+#include "ranks/meeting.h"
 #include "ranks/sharded.h"
 #include "tests/step_cases.h"
 
@@ -371,4 +377,57 @@ TEST_CASE("ranks: the model predicts what its parts say", "[ranks]") {
   decoding.batch = 2, decoding.seqused_k = {16384, 8192};
   CHECK(predict("p6_tree_decode", decoding, 2)->compute_s >
         predict("p8_paged_shards", decoding, 2)->compute_s);
+}
+
+TEST_CASE("ranks: processes meet at a file", "[ranks]") {
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("attn_meeting_" + std::to_string(getpid()));
+  std::filesystem::create_directory(folder);
+  const std::string file = folder / "id";
+  const Invitation sent{std::string("\0id\xff", 4), 3, 22803};
+  const auto fails = [&](int world, int version, double seconds, const std::string& said) {
+    INFO(said);
+    CHECK_THROWS_WITH(accept(file, 2, {"", world, version}, seconds), Catch::Contains(said));
+  };
+  fails(3, 22803, 0.05, "time-out of 0.05 s: rank 2 waits for --nccl-id " + file);
+  std::string got;
+  std::thread waits([&] { got = accept(file, 1, {"", 3, 22803}, 20).id; });
+  invite(file, sent);
+  waits.join();
+  CHECK(got == sent.id);
+  CHECK_THROWS_WITH(invite(file, sent), Catch::Contains("of another run"));
+  fails(2, 22803, 1, "--world 2: rank 0 of " + file + " has 3");
+  fails(3, 21803, 1, "rank 0 has NCCL 22803, rank 2 has 21803");
+  for (const char* text : {"", "another file", "attention ranks 1\nworld 3\nversion 1\nid 0g\n"}) {
+    std::ofstream(file) << text;
+    fails(3, 22803, 1, "not a file of rank 0");
+  }
+  CHECK_THROWS_WITH(invite(folder / "none" / "id", sent), Catch::Contains("cannot be written"));
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("ranks: options of a rank in a process of its own", "[ranks]") {
+  Problem p = on_ranks(problem(64, 64, 64, DType::bf16), 1);
+  p.finish();
+  const auto with = [&](double rank, double world) {
+    Problem q = p;
+    q.own["rank"] = {rank}, q.own["world"] = {world}, q.own["nccl_id"] = {1};
+    return q;
+  };
+  const Step& ring = step_named("p2_ring");
+  CHECK(refusal(ring, with(1, 2)).value_or("none") == "none");
+  CHECK(devices_of(with(1, 3)).size() == 3);
+  CHECK(contains(*refusal(ring, with(2, 2)), "--rank 2: must be below --world 2"));
+  Problem half = with(0, 2);
+  half.own.erase("nccl_id");
+  CHECK(contains(*refusal(ring, half), "go together"));
+  Problem two = with(0, 2);
+  two.own["devices"] = {0, 1};
+  CHECK(contains(*refusal(ring, two), "one GPU"));
+  Problem copies = with(0, 2);
+  copies.own["transport"] = {1};
+  CHECK(contains(*refusal(ring, copies), "one process"));
+  Problem one = with(0, 2);
+  one.seqlen_q = 1;
+  CHECK(contains(*refusal(step_named("p7_peer_decode"), one), "its own process"));
 }

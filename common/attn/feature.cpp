@@ -147,6 +147,27 @@ std::vector<Feature> make_features() {
                    if (text == "copies") return {1};
                    throw InputError("--transport " + text + ": must be nccl or copies");
                  }});
+  all.push_back({.name = "rank",
+                 .lacking = "exchange between processes",
+                 .help = "this process is one rank of several, on the GPU of --devices",
+                 .kind = Kind::number,
+                 .most = 1022,
+                 .whole = true});
+  all.push_back({.name = "world",
+                 .lacking = "exchange between processes",
+                 .help = "how many processes with --rank there are",
+                 .kind = Kind::number,
+                 .least = 1,
+                 .most = 1023,
+                 .whole = true});
+  all.push_back({.name = "nccl_id",
+                 .lacking = "exchange between processes",
+                 .help = "FILE that all processes see: rank 0 makes it, the others wait for it",
+                 .kind = Kind::number,
+                 .read = [](const std::string& text) -> Values {
+                   nccl_id_file = text;
+                   return {1};
+                 }});
   all.push_back({.name = "collective",
                  .lacking = "all-reduce",
                  .help = "how the ranks' O and lse meet: all-gather (default) or all-reduce",

@@ -37,6 +37,9 @@ struct InputRow {
   std::span<Scalar> x;
 };
 
+/// The file of --nccl-id: of the process, not of a problem.
+inline std::string nccl_id_file;
+
 /// One feature. All functions except `get` may be null.
 struct Feature {
   enum class Kind { flag, number, list };

@@ -134,6 +134,8 @@ class GpuRank final : public Rank {
   }
   void* buffer(const std::string& name) const override { return buffers_.at(name).data(); }
   Rank& peer(int index) const override {
+    if (all_.size() != static_cast<std::size_t>(world()))
+      throw DeviceError("--rank: this step writes to peers of its own process");
     GpuRank& rank = *all_[static_cast<std::size_t>(index)];
     if (std::ranges::count(out_of_reach_, rank.device().ordinal) > 0)
       throw DeviceError(fmt::format("GPU {} cannot write to the memory of GPU {}", device().ordinal,
@@ -236,6 +238,15 @@ class GpuRank final : public Rank {
   }
   void abort() {
     if (comm_) comm_->abort();
+  }
+  // Rows of which each process has those of its rank, and 0 elsewhere, become whole.
+  void share(const Output& output) {
+    comm_->limit(timeout_s, [this] { return board_.failed(); });
+    peers_in_ = "the exchange of results";
+    if (Status s = comm_->sum_bytes(peers_in_, output.data, output.bytes, stream); !s.ok()) throw s;
+    cuda(cudaEventRecord(end, stream), "recording an event");
+    if (const std::string missing = wait_for_end(); !missing.empty())
+      throw Status::device_error(missing);
   }
   bool idle() const {
     const InUse in_use(device());

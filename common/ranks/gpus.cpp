@@ -5,11 +5,13 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <thread>
 #include <utility>
 
 #include "ranks/gpu_rank.h"
+#include "ranks/meeting.h"
 
 namespace attn::ranks {
 
@@ -85,7 +87,7 @@ struct GpuRanks::Impl {
       rank.begin_round();
       rank.variant = variant;
       if (times != nullptr) {
-        DeviceBuffer& l2 = *scrub[static_cast<std::size_t>(rank.index())];
+        DeviceBuffer& l2 = *scrub[scrub.size() == 1 ? 0 : static_cast<std::size_t>(rank.index())];
         cuda(cudaMemsetAsync(l2.data(), 0, static_cast<std::size_t>(l2.bytes()), rank.stream),
              "flushing L2");
         if (Status s = hold(rank.stream, flag, round); !s.ok()) throw s;
@@ -116,7 +118,8 @@ struct GpuRanks::Impl {
   }
 };
 
-GpuRanks::GpuRanks(const std::vector<int>& devices, Transport transport, double timeout_s)
+GpuRanks::GpuRanks(const std::vector<int>& devices, Transport transport, double timeout_s,
+                   const Process& process)
     : impl_(std::make_unique<Impl>()) {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
@@ -129,7 +132,9 @@ GpuRanks::GpuRanks(const std::vector<int>& devices, Transport transport, double 
        "allocating the release flag");
   impl_->flag = static_cast<unsigned*>(flag);
   impl_->flag[0] = impl_->flag[1] = 0;
-  for (int r = 0; r < static_cast<int>(devices.size()); ++r) {
+  const int world = static_cast<int>(devices.size());
+  for (int r = 0; r < world; ++r) {
+    if (process.rank >= 0 && process.rank != r) continue;
     impl_->ranks.push_back(
         std::make_unique<GpuRank>(r, devices, transport, impl_->board, impl_->ranks, timeout_s));
     const Device device(Backend::gpu, devices[static_cast<std::size_t>(r)]);
@@ -138,9 +143,16 @@ GpuRanks::GpuRanks(const std::vector<int>& devices, Transport transport, double 
         std::make_unique<DeviceBuffer>(device, "L2 flush", 2 * gpu_info().l2_bytes));
   }
   const bool by_nccl = transport == Transport::nccl && devices.size() > 1;
-  const std::string id = by_nccl ? NcclComm::unique_id() : "";
+  std::string id;
+  if (by_nccl && process.rank > 0)
+    id =
+        accept(process.id_file, process.rank, {"", world, NcclComm::version()}, kConnectSeconds).id;
+  else if (by_nccl)
+    id = NcclComm::unique_id();
+  if (by_nccl && process.rank == 0) invite(process.id_file, {id, world, NcclComm::version()});
   const Status status =
       impl_->on_threads([&](GpuRank& rank) { rank.connect(id, devices, impl_->flag); });
+  if (by_nccl && process.rank == 0) std::filesystem::remove(process.id_file);
   if (!status.ok()) throw DeviceError(status.message);
 }
 GpuRanks::~GpuRanks() = default;
@@ -162,14 +174,20 @@ std::vector<int64_t> GpuRanks::buffer_bytes() const {
   for (const auto& rank : impl_->ranks) all.push_back(rank->buffer_bytes());
   return all;
 }
-Status GpuRanks::finish(const std::function<void(Rank&)>& finish) {
+Status GpuRanks::finish(const std::function<void(Rank&)>& finish,
+                        const std::vector<Output>& shared) {
   for (const auto& rank : impl_->ranks) {
     const InUse in_use(rank->device());
     if (const auto broken = rank->broken_guard()) return Status::kernel_error(*broken);
+    for (const Output& o : shared)
+      cuda(cudaMemset(o.data, 0, static_cast<std::size_t>(o.bytes)), "clearing a result");
     finish(*rank);
     synchronize(rank->device());
   }
-  return Status::success();
+  if (shared.empty() || impl_->ranks.front()->world() == 1) return Status::success();
+  return impl_->on_threads([&](GpuRank& rank) {
+    for (const Output& o : shared) rank.share(o);
+  });
 }
 bool GpuRanks::usable() const { return !impl_->board.failure; }
 void GpuRanks::set_timeout(double seconds) {
@@ -198,12 +216,14 @@ Status measure(GpuRanks& ranks, Measuring& wanted) {
 }  // namespace
 
 Status run_on_gpus(const std::vector<int>& devices, Transport transport, const Program& program,
-                   const std::function<void(Rank&)>& finish, double timeout_s) {
+                   const std::function<void(Rank&)>& finish, double timeout_s,
+                   const Process& process) {
   // Never destroyed: at the end of the process CUDA may be gone before.
   using Kept = std::map<std::pair<std::vector<int>, Transport>, std::unique_ptr<GpuRanks>>;
   static Kept& kept = *new Kept;
   std::unique_ptr<GpuRanks>& ranks = kept[{devices, transport}];
-  if (!ranks || !ranks->usable()) ranks = std::make_unique<GpuRanks>(devices, transport, timeout_s);
+  if (!ranks || !ranks->usable())
+    ranks = std::make_unique<GpuRanks>(devices, transport, timeout_s, process);
   ranks->set_timeout(timeout_s);
   Status status = ranks->prepare(program);
   // Loads all kernels. While a kernel of NCCL waits for a lost message, loading would block the
@@ -211,7 +231,7 @@ Status run_on_gpus(const std::vector<int>& devices, Transport transport, const P
   if (status.ok()) status = ranks->load();
   // The second run finds flags and buffers as the first one has left them.
   for (int n = 0; n < 2 && status.ok(); ++n) status = ranks->run();
-  if (status.ok()) status = ranks->finish(finish);
+  if (status.ok()) status = ranks->finish(finish, process.outputs);
   if (status.ok() && measuring != nullptr) status = measure(*ranks, *measuring);
   return status.ok() ? ranks->prepare({[](Rank&) {}, {}}) : status;  // frees the buffers
 }

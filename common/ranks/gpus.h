@@ -44,10 +44,22 @@ struct Measuring {
 };
 inline Measuring* measuring = nullptr;
 
+/// Memory that the ranks write together.
+struct Output {
+  void* data;
+  int64_t bytes;
+};
+/// One rank of several processes. In an ordinary process, which has all ranks: rank -1.
+struct Process {
+  int rank = -1;
+  std::string id_file = {};          ///< where the ranks meet (meeting.h)
+  std::vector<Output> outputs = {};  ///< that this process has the rows of its rank of
+};
+
 class GpuRanks {
  public:
   /// Connects the GPUs. Throws DeviceError.
-  GpuRanks(const std::vector<int>& devices, Transport, double timeout_s);
+  GpuRanks(const std::vector<int>& devices, Transport, double timeout_s, const Process&);
   ~GpuRanks();
   GpuRanks(const GpuRanks&) = delete;
 
@@ -62,7 +74,7 @@ class GpuRanks {
   Status time(RoundTime&, Variant = Variant::whole);
   std::vector<int64_t> buffer_bytes() const;
   /// Calls `finish` for each rank, with its GPU in use.
-  Status finish(const std::function<void(Rank&)>&);
+  Status finish(const std::function<void(Rank&)>&, const std::vector<Output>& shared);
   bool usable() const;
   void set_timeout(double seconds);
 
@@ -73,7 +85,7 @@ class GpuRanks {
 
 /// Runs a program on these GPUs, then `finish` for each rank. Connections are kept for later calls.
 Status run_on_gpus(const std::vector<int>& devices, Transport, const Program&,
-                   const std::function<void(Rank&)>& finish, double timeout_s);
+                   const std::function<void(Rank&)>& finish, double timeout_s, const Process&);
 
 void copy_rows_on_gpus(void* to, int64_t to_pitch, const void* from, int64_t from_pitch,
                        int64_t width, int64_t rows);

@@ -128,6 +128,12 @@ std::string NcclComm::unique_id() {
   return {id.internal, sizeof id.internal};
 }
 
+int NcclComm::version() {
+  int version = 0;
+  (void)nccl().GetVersion(&version);
+  return version;
+}
+
 NcclComm::NcclComm(const std::string& id, int rank, int world, double timeout_s)
     : impl_(std::make_unique<Impl>()) {
   ncclUniqueId same;
@@ -181,6 +187,13 @@ Status NcclComm::all_reduce(const std::string& what, float* data, int64_t count,
   const auto op = reduction == Reduction::max ? ncclMax : ncclSum;
   return impl_->settle(nccl().AllReduce(data, data, static_cast<std::size_t>(count), ncclFloat32,
                                         op, impl_->comm, static_cast<cudaStream_t>(stream)),
+                       what);
+}
+
+Status NcclComm::sum_bytes(const std::string& what, void* data, int64_t bytes, Stream stream) {
+  if (impl_->comm == nullptr) return Status::device_error("NCCL: aborted before " + what);
+  return impl_->settle(nccl().AllReduce(data, data, static_cast<std::size_t>(bytes), ncclInt8,
+                                        ncclSum, impl_->comm, static_cast<cudaStream_t>(stream)),
                        what);
 }
 

@@ -20,6 +20,7 @@ class NcclComm {
   /// The id of a new communicator, made by one rank. Throws DeviceError if there is no library, or
   /// an old one.
   static std::string unique_id();
+  static int version();
   /// Joins the other ranks. All ranks must call it at the same time.
   NcclComm(const std::string& id, int rank, int world, double timeout_s);
   ~NcclComm();
@@ -31,6 +32,8 @@ class NcclComm {
   Status group(const std::string& what, const Message* messages, std::size_t count, Stream);
   /// Queues a reduction over all ranks of floats, in place.
   Status all_reduce(const std::string& what, float* data, int64_t count, Reduction, Stream);
+  /// Queues a sum over all ranks of bytes, in place: of which all but one rank have 0, in any type.
+  Status sum_bytes(const std::string& what, void* data, int64_t bytes, Stream);
   /// Ends kernels that wait for a peer. Nothing can be sent afterwards.
   void abort();
 

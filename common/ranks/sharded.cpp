@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "attn/backward_cost.h"
+#include "attn/error.h"
+#include "attn/feature.h"
 #include "device/device.h"
 #include "ranks/emulated.h"
 #include "ranks/gpus.h"
@@ -17,12 +19,23 @@ std::vector<int> devices_of(const Problem& p) {
   std::vector<int> devices;
   if (const auto given = p.own.find("devices"); given != p.own.end())
     for (const double d : given->second) devices.push_back(static_cast<int>(d));
+  if (const auto world = p.own.find("world"); world != p.own.end() && !devices.empty())
+    devices.assign(static_cast<std::size_t>(world->second[0]), devices.front());
   return devices;
 }
 
 std::optional<std::string> refuse_ranks(const Problem& p) {
   if (!p.own.contains("devices"))
     return "--devices: this step needs them: 0,1 for two ranks, on GPUs 0 and 1 or emulated";
+  const auto own = [&](const char* name) { return p.own.contains(name); };
+  if (!own("rank") && !own("world") && !own("nccl_id")) return std::nullopt;
+  if (!own("rank") || !own("world") || !own("nccl_id"))
+    return "--rank, --world and --nccl-id go together: one process per rank";
+  const double rank = p.own.at("rank")[0], world = p.own.at("world")[0];
+  if (p.own.at("devices").size() != 1) return "--devices: with --rank one GPU, of this process";
+  if (rank >= world) return fmt::format("--rank {:g}: must be below --world {:g}", rank, world);
+  if (own("transport") && p.own.at("transport")[0] == 1)
+    return "--transport copies: copies are between GPUs of one process";
   return std::nullopt;
 }
 
@@ -132,16 +145,37 @@ double timeout_of(const Problem& p) {
 }
 
 Status run_ranks(const Arguments& args, const Program& program,
-                 const std::function<void(Rank&)>& finish) {
+                 const std::function<void(Rank&)>& finish, const std::vector<Output>& outputs) {
   const std::vector<int> devices = devices_of(args.problem);
   const double timeout_s = timeout_of(args.problem);
-  if (args.backend == Backend::emulated)
+  if (args.backend == Backend::emulated) {
+    if (args.problem.own.contains("rank"))
+      throw InputError("--rank: emulated ranks are in one process: --devices 0,1,...");
     return run_emulated(static_cast<int>(devices.size()), program, finish, timeout_s);
+  }
+  Process process;
+  if (const auto rank = args.problem.own.find("rank"); rank != args.problem.own.end())
+    process = {static_cast<int>(rank->second[0]), nccl_id_file, outputs};
   const auto transport = args.problem.own.find("transport");
   const bool copies = transport != args.problem.own.end() && transport->second[0] == 1;
   return run_on_gpus(devices, copies ? Transport::copies : Transport::nccl, program, finish,
-                     timeout_s);
+                     timeout_s, process);
 }
+
+namespace {
+// What the ranks of several processes make together.
+std::vector<Output> outputs_of(const Arguments& args, const std::vector<std::string>& names) {
+  const Problem& p = args.problem;
+  const int64_t row = bytes_of(p.dtype, p.head_dim);
+  std::vector<Output> all;
+  for (const std::string& name : names) {
+    const bool of_k = name == "dk" || name == "dv";
+    const int64_t rows = p.batch * (of_k ? p.kv_heads * p.seqlen_k : p.heads * p.seqlen_q);
+    all.push_back({args.out<std::byte>(name), rows * (name == "lse" ? 4 : row)});
+  }
+  return all;
+}
+}  // namespace
 
 Status run_forward(const Arguments& args, TokenOrder order, const ForwardProgram& program) {
   const Problem& p = args.problem;
@@ -178,7 +212,7 @@ Status run_forward(const Arguments& args, TokenOrder order, const ForwardProgram
     t.column_bytes = 4, t.by_head = true;
     t.copy(whole("lse"), static_cast<std::byte*>(rank.buffer("lse")), parts, false);
   };
-  return run_ranks(args, {prepare, run}, finish);
+  return run_ranks(args, {prepare, run}, finish, outputs_of(args, {"o", "lse"}));
 }
 
 std::optional<std::string> refuse_decode(const Problem& p) {
@@ -273,7 +307,9 @@ Status run_decode(const Arguments& args, const DecodeProgram& program) {
     program.prepare(shard);
   };
   const auto run = [&](Rank& rank) { program.run(decode_shard(p, rank)); };
-  return run_ranks(args, {prepare, run}, [&](Rank& rank) { take_rows(args, rank); });
+  return run_ranks(
+      args, {prepare, run}, [&](Rank& rank) { take_rows(args, rank); },
+      outputs_of(args, {"o", "lse"}));
 }
 
 Status run_decode_pages(const Arguments& args, int64_t page_size, const DecodeProgram& program) {
@@ -321,7 +357,9 @@ Status run_decode_pages(const Arguments& args, int64_t page_size, const DecodePr
     program.prepare(shard);
   };
   const auto run = [&](Rank& rank) { program.run(shard_of(rank)); };
-  return run_ranks(args, {prepare, run}, [&](Rank& rank) { take_rows(args, rank); });
+  return run_ranks(
+      args, {prepare, run}, [&](Rank& rank) { take_rows(args, rank); },
+      outputs_of(args, {"o", "lse"}));
 }
 
 Status run_backward(const Arguments& args, TokenOrder order, const ForwardProgram& program) {
@@ -373,7 +411,9 @@ Status run_backward(const Arguments& args, TokenOrder order, const ForwardProgra
     program.prepare({sharding, rank});
   };
   const auto run = [&](Rank& rank) { program.run({sharding, rank}); };
-  return run_ranks(args, {prepare, run}, [&](Rank& rank) { each_part(rank, false); });
+  return run_ranks(
+      args, {prepare, run}, [&](Rank& rank) { each_part(rank, false); },
+      outputs_of(args, {"dq", "dk", "dv"}));
 }
 
 std::vector<Workspace> workspaces_of_backward(const Problem& p) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <vector>
 
+#include "ranks/gpus.h"
 #include "ranks/parts.h"
 #include "ranks/rank.h"
 
@@ -106,7 +107,9 @@ void copy_rows(Backend, void* to, int64_t to_pitch, const void* from, int64_t fr
                int64_t width, int64_t rows);
 /// Seconds after which a wait for another rank ends the run (--timeout).
 double timeout_of(const Problem&);
-/// Runs a program on the ranks of a problem, on GPUs or emulated.
-Status run_ranks(const Arguments&, const Program&, const std::function<void(Rank&)>& finish);
+/// Runs a program on the ranks of a problem, on GPUs or emulated. With --rank this process is one of
+/// them; all have the whole `outputs` afterwards.
+Status run_ranks(const Arguments&, const Program&, const std::function<void(Rank&)>& finish,
+                 const std::vector<Output>& outputs);
 
 }  // namespace attn::ranks
