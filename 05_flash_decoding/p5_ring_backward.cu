@@ -7,11 +7,13 @@
 //           come first, while K and V travel, except for one pair of parts, which comes last, while
 //           gradients return. dQ stays, in fp32.
 // why       With the lse of its own keys alone a rank's P would not be that of the whole softmax.
-//           Gradients travel while the next hop is computed, the last ones too.
+//           Gradients travel while the first pair of the next hop is computed, the last ones next
+//           to the pair that was left for the end.
 // expect    time: near compute alone, as p3_zigzag; three times its bytes per hop
 // supports  fp16, bf16; head dims 64, 128; equal lengths of Q and K, causal, GQA; no windows
 // source    zhuzilin/ring-flash-attention; Liu, Zaharia, Abbeel (arXiv 2310.01889)
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -116,9 +118,10 @@ class Gradients {
   }
 
   // Adds the share of these pairs to dK and dV of the owner's keys, and to dQ. `fresh`, by part of
-  // the keys: nothing was added to dK and dV before.
+  // the keys: nothing was added to dK and dV before. `arrived`: the exchange that brings dK and dV,
+  // awaited when the first pair has been computed.
   void add_pairs(int owner, const std::vector<Pair>& pairs, const std::byte* kv, float* dkv,
-                 std::vector<bool>& fresh) {
+                 std::vector<bool>& fresh, std::optional<Ticket> arrived = {}) {
     const Problem& whole = s_.sharding.whole;
     const std::vector<Part>& parts = s_.sharding.k[static_cast<std::size_t>(owner)];
     for (std::size_t k = 0; k < parts.size(); ++k) {
@@ -134,6 +137,7 @@ class Gradients {
           add(s_, "add", sum, before, part, of_q);
         else
           add(s_, "add", element("dq" + number), before, part, of_q);
+        if (arrived) s_.rank.wait(*std::exchange(arrived, std::nullopt));
         const bool first = fresh[k];
         fresh[k] = false;
         add(s_, "add", dkv, first ? nullptr : dkv, element("dk_part"), of_k);
@@ -141,6 +145,7 @@ class Gradients {
       }
       kv += 2 * of_k * size_of(whole.dtype), dkv += 2 * of_k;
     }
+    if (arrived) s_.rank.wait(*arrived);  // no pair is visible
   }
   // Parts of the keys that no query of this rank sees.
   void clear_fresh(int owner, float* dkv, const std::vector<bool>& fresh) const {
@@ -217,10 +222,12 @@ void run(const ForwardShard& s) {
     if (hop == 0) {
       gradients.add_pairs(owner, own, kv, own_dkv, own_fresh);
     } else {
-      if (hop > 1) rank.wait(arrived);  // gradients of these keys, from the ranks before
+      // From hop 2 on the gradients of the ranks before are under way.
+      const auto under_way = hop > 1 ? std::optional(arrived) : std::nullopt;
       auto* const dkv = reinterpret_cast<float*>(buffer("dkv_", hop));
       std::vector<bool> fresh(2, hop == 1);
-      gradients.add_pairs(owner, visible_pairs(s.sharding, rank.index(), owner), kv, dkv, fresh);
+      gradients.add_pairs(owner, visible_pairs(s.sharding, rank.index(), owner), kv, dkv, fresh,
+                          under_way);
       gradients.clear_fresh(owner, dkv, fresh);
       // After the last hop the gradients are at home.
       const int then = owners[(hop + 1) % owners.size()];

@@ -55,7 +55,8 @@ Prediction ring(const Sharding& s, const Machine& m, double flop_per_pair, doubl
     for (int r = 0; r < world && hop + 1 < world; ++r) {
       const int from = (r + world - 1) % world, owner = (r - hop - 1 + 2 * world) % world;
       const double bytes = bytes_factor * double(s.kv_bytes(owner));
-      const double seconds = bytes / m.link_bytes_per_s + m.message_s;
+      const double of_kv = double(s.kv_bytes(owner));  // gradients are a message of their own
+      const double seconds = m.transfer_s(of_kv) + m.transfer_s(bytes - of_kv) + m.message_s;
       arrived[std::size_t(r)] = std::max(begun[std::size_t(r)], begun[std::size_t(from)]) + seconds;
       if (r == 0) all.transfer_s += seconds, all.bytes += bytes;
     }
@@ -87,7 +88,7 @@ Prediction decode(const Problem& p, int world, const Machine& m, double share, d
   Prediction all;
   all.compute_s = m.decode_s + attn::decode().useful_bytes(p) * share / m.read_bytes_per_s;
   all.bytes = double(world - 1) * rows * double(p.head_dim + 1) * 4;
-  all.transfer_s = world > 1 ? all.bytes / m.link_bytes_per_s + exchange_s : 0;
+  all.transfer_s = world > 1 ? m.transfer_s(all.bytes) + exchange_s : 0;
   all.total_s = all.compute_s + all.transfer_s;
   return all;
 }
@@ -99,13 +100,17 @@ const Machine& nvlink_copies() {
   return machine;
 }
 const Machine& nvlink_nccl() {
-  static const Machine machine{
-      .name = "NVLink, NCCL", .link_bytes_per_s = 80e9, .message_s = 6.5e-6};
+  static const Machine machine{.name = "NVLink, NCCL",
+                               .small_bytes_per_s = 80e9,
+                               .link_bytes_per_s = 147e9,
+                               .message_s = 6.5e-6};
   return machine;
 }
 const Machine& infiniband() {
-  static const Machine machine{
-      .name = "InfiniBand 400 Gbit/s per GPU", .link_bytes_per_s = 50e9, .message_s = 30e-6};
+  static const Machine machine{.name = "InfiniBand 400 Gbit/s per GPU",
+                               .small_bytes_per_s = 50e9,
+                               .link_bytes_per_s = 50e9,
+                               .message_s = 30e-6};
   return machine;
 }
 
@@ -119,7 +124,7 @@ std::optional<Prediction> predict(const std::string& step, const Problem& p, int
     for (int owner = 0; owner < world; ++owner) pairs += pairs_of(contiguous, world - 1, owner);
     all.compute_s = pairs * pair / m.forward_flops + m.launch_s;
     all.bytes = double(world - 1) * double(contiguous.kv_bytes(0));
-    all.transfer_s = world > 1 ? all.bytes / m.link_bytes_per_s + m.message_s : 0;
+    all.transfer_s = world > 1 ? m.transfer_s(all.bytes) + m.message_s : 0;
     all.total_s = all.compute_s + all.transfer_s;
     return all;
   }
@@ -132,7 +137,7 @@ std::optional<Prediction> predict(const std::string& step, const Problem& p, int
     all.compute_s = pairs * pair / world / m.forward_flops + m.launch_s;
     const double own = (2 * double(contiguous.q_bytes(0)) + double(contiguous.kv_bytes(0))) / world;
     all.bytes = own * (world - 1);
-    all.transfer_s = world > 1 ? all.bytes / m.link_bytes_per_s + 2 * m.message_s : 0;
+    all.transfer_s = world > 1 ? m.transfer_s(all.bytes) + 2 * m.message_s : 0;
     all.total_s = all.compute_s + all.transfer_s;
     return all;
   }

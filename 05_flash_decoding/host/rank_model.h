@@ -19,9 +19,13 @@ struct Machine {
   // v13_even_splits: the time of a cache is decode_s and its bytes over read_bytes_per_s.
   double read_bytes_per_s = 4.59e12;
   double decode_s = 17.5e-6;
-  double link_bytes_per_s = 381e9;  // per direction and rank
-  double message_s = 14e-6;         // from the start of a message to its first byte
-  double peer_s = 7e-6;             // p7: partial results to peers, flags, the merge
+  // Per direction and rank, of messages below 128 MiB and of larger ones.
+  double small_bytes_per_s = 351e9, link_bytes_per_s = 381e9;
+  double message_s = 14e-6;  // from the start of a message to its first byte
+  double peer_s = 7e-6;      // p7: partial results to peers, flags, the merge
+  double transfer_s(double bytes) const {
+    return bytes / (bytes < 128 << 20 ? small_bytes_per_s : link_bytes_per_s);
+  }
 };
 const Machine& nvlink_copies();
 const Machine& nvlink_nccl();

@@ -112,7 +112,7 @@ class GpuRank final : public Rank {
     // Loads the kernel: while one is held back, loading would wait for it.
     if (Status s = hold(stream, flag, 0); !s.ok()) throw s;
     if (transport_ != Transport::nccl) return;
-    comm_.emplace(id, index(), world(), kConnectSeconds);
+    comm_.emplace(id, index(), world(), kConnectSeconds, [this] { return board_.failed(); });
     connect_pairs();
   }
   ~GpuRank() override {

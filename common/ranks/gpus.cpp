@@ -23,8 +23,16 @@ struct GpuRanks::Impl {
   unsigned* flag = nullptr;  // host memory, mapped by all GPUs: [0] releases, [1] is of hold()
   unsigned round = 0;
   std::vector<std::unique_ptr<DeviceBuffer>> scrub;  // for flushing L2
+  std::string meeting;                               // the file, until all ranks are connected
+
+  // The file of rank 0 is for this run: no later one may find it.
+  void end_meeting() {
+    std::error_code error;
+    if (!meeting.empty()) std::filesystem::remove(std::exchange(meeting, ""), error);
+  }
 
   ~Impl() {
+    end_meeting();
     ranks.clear();
     scrub.clear();
     if (flag != nullptr) (void)cudaFreeHost(flag);
@@ -55,7 +63,8 @@ struct GpuRanks::Impl {
   // Ends NCCL's kernels that wait for a peer: of all ranks at once, since each may wait for the
   // others. While a kernel spins, nothing that the process does later ends, not even freeing
   // memory: so the process then reports the failure and ends here.
-  void stop_all() const {
+  void stop_all() {
+    end_meeting();
     const auto deadline = Clock::now() + std::chrono::duration<double>(kStopSeconds);
     const auto left = std::make_shared<std::atomic<std::size_t>>(ranks.size());
     for (const auto& rank : ranks)
@@ -145,14 +154,18 @@ GpuRanks::GpuRanks(const std::vector<int>& devices, Transport transport, double 
   const bool by_nccl = transport == Transport::nccl && devices.size() > 1;
   std::string id;
   if (by_nccl && process.rank > 0)
-    id =
-        accept(process.id_file, process.rank, {"", world, NcclComm::version()}, kConnectSeconds).id;
+    id = accept(process.id_file, process.rank, {"", world, NcclComm::version(), process.run},
+                kConnectSeconds)
+             .id;
   else if (by_nccl)
     id = NcclComm::unique_id();
-  if (by_nccl && process.rank == 0) invite(process.id_file, {id, world, NcclComm::version()});
+  if (by_nccl && process.rank == 0) {
+    impl_->meeting = process.id_file;
+    invite(process.id_file, {id, world, NcclComm::version(), process.run});
+  }
   const Status status =
       impl_->on_threads([&](GpuRank& rank) { rank.connect(id, devices, impl_->flag); });
-  if (by_nccl && process.rank == 0) std::filesystem::remove(process.id_file);
+  impl_->end_meeting();
   if (!status.ok()) throw DeviceError(status.message);
 }
 GpuRanks::~GpuRanks() = default;
@@ -222,6 +235,11 @@ Status run_on_gpus(const std::vector<int>& devices, Transport transport, const P
   using Kept = std::map<std::pair<std::vector<int>, Transport>, std::unique_ptr<GpuRanks>>;
   static Kept& kept = *new Kept;
   std::unique_ptr<GpuRanks>& ranks = kept[{devices, transport}];
+  // Of several processes one may have failed alone: connected again, it would meet the others at
+  // another step.
+  if (ranks && !ranks->usable() && process.rank >= 0)
+    return Status::device_error(
+        "--rank: an earlier step has failed, and the ranks are not in step");
   if (!ranks || !ranks->usable())
     ranks = std::make_unique<GpuRanks>(devices, transport, timeout_s, process);
   ranks->set_timeout(timeout_s);

@@ -53,6 +53,7 @@ struct Output {
 struct Process {
   int rank = -1;
   std::string id_file = {};          ///< where the ranks meet (meeting.h)
+  std::string run = {};              ///< the problem, the same of all ranks
   std::vector<Output> outputs = {};  ///< that this process has the rows of its rank of
 };
 

@@ -134,7 +134,8 @@ int NcclComm::version() {
   return version;
 }
 
-NcclComm::NcclComm(const std::string& id, int rank, int world, double timeout_s)
+NcclComm::NcclComm(const std::string& id, int rank, int world, double timeout_s,
+                   std::function<bool()> ended)
     : impl_(std::make_unique<Impl>()) {
   ncclUniqueId same;
   if (id.size() != sizeof same.internal)
@@ -145,7 +146,7 @@ NcclComm::NcclComm(const std::string& id, int rank, int world, double timeout_s)
   config.minCTAs = config.maxCTAs = nccl_ctas();
   // The SMs that attention leaves free are not of one GPC: no cluster of blocks would fit.
   config.cgaClusterSize = 0;
-  impl_->timeout_s = timeout_s;
+  impl_->timeout_s = timeout_s, impl_->ended = std::move(ended);
   const ncclResult_t result = nccl().CommInitRankConfig(&impl_->comm, world, same, rank, &config);
   const Status status = impl_->settle(result, fmt::format("connecting rank {} of {}", rank, world));
   if (!status.ok()) {

@@ -22,7 +22,8 @@ class NcclComm {
   static std::string unique_id();
   static int version();
   /// Joins the other ranks. All ranks must call it at the same time.
-  NcclComm(const std::string& id, int rank, int world, double timeout_s);
+  NcclComm(const std::string& id, int rank, int world, double timeout_s,
+           std::function<bool()> ended);
   ~NcclComm();
   NcclComm(const NcclComm&) = delete;
 

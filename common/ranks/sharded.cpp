@@ -154,8 +154,14 @@ Status run_ranks(const Arguments& args, const Program& program,
     return run_emulated(static_cast<int>(devices.size()), program, finish, timeout_s);
   }
   Process process;
-  if (const auto rank = args.problem.own.find("rank"); rank != args.problem.own.end())
-    process = {static_cast<int>(rank->second[0]), nccl_id_file, outputs};
+  if (const auto rank = args.problem.own.find("rank"); rank != args.problem.own.end()) {
+    Problem same = args.problem;
+    for (const char* name : {"rank", "devices", "nccl_id"}) same.own.erase(name);
+    process = {static_cast<int>(rank->second[0]), nccl_id_file, same.text(), outputs};
+    if (args.device.ordinal != devices.front())
+      throw InputError(fmt::format("--rank: --device gpu:{0} must be the GPU of --devices {0}",
+                                   devices.front()));
+  }
   const auto transport = args.problem.own.find("transport");
   const bool copies = transport != args.problem.own.end() && transport->second[0] == 1;
   return run_on_gpus(devices, copies ? Transport::copies : Transport::nccl, program, finish,

@@ -86,7 +86,7 @@ struct DecodeProgram {
 };
 std::optional<std::string> refuse_decode(const Problem&);
 /// Distributes the cache, runs the program, and collects O and lse. All ranks have them: the rows
-/// are taken from the ranks in turn, so that a wrong result of any rank shows.
+/// are taken from the ranks in turn, so that a rank that is wrong everywhere shows.
 Status run_decode(const Arguments&, const DecodeProgram&);
 
 /// The same with the cache in pages, distributed round-robin: page i of a sequence is on rank i
@@ -107,8 +107,8 @@ void copy_rows(Backend, void* to, int64_t to_pitch, const void* from, int64_t fr
                int64_t width, int64_t rows);
 /// Seconds after which a wait for another rank ends the run (--timeout).
 double timeout_of(const Problem&);
-/// Runs a program on the ranks of a problem, on GPUs or emulated. With --rank this process is one of
-/// them; all have the whole `outputs` afterwards.
+/// Runs a program on the ranks of a problem, on GPUs or emulated. With --rank this process is one
+/// of them; all have the whole `outputs` afterwards.
 Status run_ranks(const Arguments&, const Program&, const std::function<void(Rank&)>& finish,
                  const std::vector<Output>& outputs);
 
