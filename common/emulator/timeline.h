@@ -10,7 +10,7 @@
 /// |---|---|
 /// | ordinary code | one cycle per read of an array or of memory; quarters of an SM share it out |
 /// | exponential, logarithm | special-function unit of the quarter: 4 lanes per cycle |
-/// | `wgmma` m64nNk16 | tensor core of the quarter: N / 2 cycles; committed groups in order |
+/// | `wgmma` m64nNk16 | tensor core of the quarter: N / 2 cycles; groups in order; five queue, more hold a warp |
 /// | `mma` m16n8k16 | tensor core of the quarter: 6 cycles (2/3 of wgmma's rate) |
 /// | TMA, `cp.async`, loads | latency, and bytes over the SM's share of L2 bandwidth, in order |
 /// | barriers | end at the last arrival or the last byte, plus a latency |
@@ -43,6 +43,8 @@ namespace costs {
 inline constexpr Cycles kExponential = 8;      // per warp: 16 lanes per SM and cycle
 inline constexpr Cycles kMma = 6;              // 2048 multiply-adds at 2/3 of 512 per cycle
 inline constexpr Cycles kWgmmaLatency = 32;    // from the last product to the wait
+// Products in the tensor core's queue, per warp: fitted to waits recorded on an H200 (06 v5 to v8).
+inline constexpr Cycles kWgmmaQueue = 5;
 inline constexpr Cycles kIssue = 4;            // of an asynchronous instruction
 inline constexpr Cycles kShuffle = 24, kLdmatrix = 12, kVote = 12, kSyncwarp = 4;
 inline constexpr Cycles kArrive = 8;           // an arrival at a barrier

@@ -291,7 +291,14 @@ void Timeline::product_commit(std::size_t slot, std::size_t t) {
                       {number, kTensorTrack, end - std::min<Cycles>(2, l.products),
                        l.products > 0}});
   }
-  l.products = 0;
+  // A warp issues into a short queue, and is held while it is full: the last products of the group
+  // were issued when those before them had run.
+  const Group& group = groups[l.product_groups - 1];
+  const Cycles queued = costs::kWgmmaQueue * l.products_details.columns / 2;
+  if (std::exchange(l.products, 0) > 0 && group.read > l.clock + queued) {
+    const Cycles room = group.read - queued;
+    wait_for(slot, t, room, "wgmma_issue", {block(slot).number, kTensorTrack, room - 2, true, group.read});
+  }
 }
 
 void Timeline::product_wait(std::size_t slot, std::size_t t, std::size_t pending) {

@@ -171,7 +171,7 @@ std::string Trace::block_json(std::size_t number, std::size_t shown, Cycles unti
     text += named(head("e", pid, 0, nanoseconds(f.end)), f.kind, f.name) + id(f.id) + "},\n";
   }
   for (const Flow& f : b.flows) {
-    if (f.to > until || f.from.block >= shown) continue;
+    if (std::max(f.to, f.from.span_end) > until || f.from.block >= shown) continue;
     const std::uint64_t begin = nanoseconds(f.from.at);
     text += named(head("s", f.from.block + 1, f.from.track, begin), "ends", "ends") + id(f.id) +
             "},\n";

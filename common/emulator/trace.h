@@ -22,6 +22,7 @@ struct Source {
   std::size_t block = 0, track = 0;
   Cycles at = 0;
   bool known = false;
+  Cycles span_end = 0;  ///< of a span that goes on after `at`: without it there is no arrow
 };
 
 /// What is known of a span beyond its name, or nothing.
