@@ -247,6 +247,14 @@ TEST_CASE("what a chapter lacks is listed", "[evidence]") {
         "01_first: has no counters, sanitizer, large, peers\n"
         "01_first: steps without times: v3_new\n");
   CHECK(has(p.stale(), "tests 01_first: 1 of 1 lines stale: `v3_new` is new\n"));
+  // Steps on several GPUs are measured by a part of their own, and have no counters.
+  p.write("01_first/p1_ring.cu", with(kKernel, "v1_one", "p1_ring"));
+  CHECK(has(p.missing(), "steps without times: p1_ring, v3_new\n"));
+  CodeKeys code(p.root);
+  p.report("ranks.01_first.txt", "two GPUs\n");
+  finish(p.reports, code, {"ranks", "01_first"}, "passed", 1, {"ranks.01_first.txt"},
+         Project::kMeasured);
+  CHECK(has(p.missing(), "steps without times: v3_new\n"));
   fs::create_directories(p.root / "common/scripts");
   p.write(
       "common/scripts/gpu_problems.sh",

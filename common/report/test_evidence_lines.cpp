@@ -228,6 +228,13 @@ TEST_CASE("peers of problems that were not recorded do not come back with a merg
   CHECK(options_of(project) == "--backends flash --seqlen 64\n");
   merge(older.reports, code_of_older, project.reports);
   CHECK(options_of(older) == "--backends flash --seqlen 64\n");
+  // A part that was interrupted replaces the lines of its problems.
+  Project oldest;
+  measure(oldest, {});
+  finish(project.reports, code, {"peers", "01_first"}, "failed", 1, {}, Project::kMeasured);
+  CodeKeys code_of_oldest(oldest.root);
+  merge(oldest.reports, code_of_oldest, project.reports);
+  CHECK(options_of(oldest) == "--backends flash --seqlen 64\n");
 }
 
 TEST_CASE("a rename changes nothing but names and checksums", "[evidence]") {
