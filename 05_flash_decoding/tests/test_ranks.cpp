@@ -175,13 +175,19 @@ TEST_CASE("ranks: zig-zag gives every rank the same work under a causal mask", "
 
 TEST_CASE("ranks: forward steps match the reference for any number of ranks", "[emulated][ranks]") {
   Counts ran;
-  std::size_t n = 0;
-  for (const Problem& p : forward_problems())
-    for (const int world : kWorlds)
-      if (++n % 4 == 0 || p.seqlen_k < 100 || (world == 3 && n % 2 == 0))
-        ran += check_steps("forward", on_ranks(p, world), Backend::emulated);
-  for (const char* name : {"p1_all_gather", "p2_ring", "p3_zigzag"}) CHECK(ran.of[name] >= 28);
-  CHECK(ran.of["p4_ulysses"] >= 8);
+  std::set<int> worlds;  // of problems with more than a tile of keys: each has two of the six
+  std::size_t turn = 0;
+  for (const Problem& p : forward_problems()) {
+    ++turn;
+    for (std::size_t w = 0; w < std::size(kWorlds); ++w) {
+      if (p.seqlen_k >= 100 && (turn + w) % 3 != 0) continue;
+      ran += check_steps("forward", on_ranks(p, kWorlds[w]), Backend::emulated);
+      if (p.seqlen_k >= 100) worlds.insert(kWorlds[w]);
+    }
+  }
+  CHECK(worlds.size() == std::size(kWorlds));
+  for (const char* name : {"p1_all_gather", "p2_ring", "p3_zigzag"}) CHECK(ran.of[name] >= 20);
+  CHECK(ran.of["p4_ulysses"] >= 5);
 }
 
 TEST_CASE("ranks: decode steps match the reference for any number of ranks", "[emulated][ranks]") {
