@@ -572,8 +572,6 @@ const std::vector<attn::tests::Version> attn::tests::kVersions{
   endif()
   add_executable(${target} ${folder}/versions.cpp $<TARGET_OBJECTS:attn_broken_step> ${table})
   attn_emulated(${target})
-  # No version has a misaligned access, and the checks take a quarter of the time of compilation.
-  target_compile_options(${target} PRIVATE -fno-sanitize=alignment)
   target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_BINARY_DIR}
                              ${PROJECT_SOURCE_DIR}/common)
   target_link_libraries(${target} PRIVATE attn)

@@ -403,10 +403,6 @@ function(attn_add_exercise chapter letter)
   add_library(${exercise}_variants OBJECT ${work}/variants.cpp)
   attn_emulated(${exercise}_variants)
   target_compile_options(${exercise}_variants PRIVATE -Wno-unused)
-  # The checks take a quarter of the time of compilation. A student's text is compiled with them.
-  if(NOT mutants MATCHES "align")
-    target_compile_options(${exercise}_variants PRIVATE -fno-sanitize=alignment)
-  endif()
   target_include_directories(${exercise}_variants PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   target_link_libraries(${exercise}_variants PRIVATE attn)
   # A student's text may call the functions that the shipped text and the stub call.
