@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# ranks_table.sh ROOT PROGRAM: SEVERAL_GPUS.md shows what was measured, with all lines that the model
-# misses, and their number. None of the rings is missed. Ends with planted faults.
+# ranks_table.sh ROOT PROGRAM: SEVERAL_GPUS.md shows what was measured, with all lines that the
+# model misses, and their number. None of the rings is missed. Ends with planted faults.
 set -euo pipefail
 root=$1 program=$2
 work=$(mktemp -d)

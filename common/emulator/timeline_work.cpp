@@ -297,7 +297,8 @@ void Timeline::product_commit(std::size_t slot, std::size_t t) {
   const Cycles queued = costs::kWgmmaQueue * l.products_details.columns / 2;
   if (std::exchange(l.products, 0) > 0 && group.read > l.clock + queued) {
     const Cycles room = group.read - queued;
-    wait_for(slot, t, room, "wgmma_issue", {block(slot).number, kTensorTrack, room - 2, true, group.read});
+    wait_for(slot, t, room, "wgmma_issue",
+             {block(slot).number, kTensorTrack, room - 2, true, group.read});
   }
 }
 

@@ -14,10 +14,11 @@ struct Invitation {
   std::string run = {};  ///< what the ranks compute, in words: the same of all
 };
 
-/// Writes the file, at once as a whole. Throws DeviceError if it exists: it would be of another run.
+/// Writes the file, at once as a whole. Throws DeviceError if it exists: it would be of another
+/// run.
 void invite(const std::string& file, const Invitation&);
-/// Waits for the file, at most so long, and reads it. Throws DeviceError if it does not come, is not
-/// such a file, or is for another number of ranks, version or run than `mine`.
+/// Waits for the file, at most so long, and reads it. Throws DeviceError if it does not come, is
+/// not such a file, or is for another number of ranks, version or run than `mine`.
 Invitation accept(const std::string& file, int rank, const Invitation& mine, double seconds);
 
 }  // namespace attn::ranks
