@@ -32,11 +32,11 @@ using namespace attn::ranks;
 
 constexpr int kVector = 8;  // elements per thread and turn: a 16-byte load of 16-bit types
 template <class T>
-struct alignas(kVector * sizeof(T) < 16 ? kVector * sizeof(T) : 16) Vector {
+struct alignas(16) Vector {
   T at[kVector];
 };
 
-// out = a + b. Any of a and b may be null: 0.
+// out = a + b. A null a or b counts as 0.
 template <class Out, class A, class B>
 __global__ void add_kernel(Out* gOut, const A* gA, const B* gB, int64_t count) {
   for (int64_t n = kVector * (int64_t{blockIdx.x} * blockDim.x + threadIdx.x); n < count;
@@ -201,7 +201,7 @@ void run(const ForwardShard& s) {
   };
   const auto floats = [&](int owner) { return elements_of_kv(s.sharding, owner) * 4; };
   Gradients<Element> gradients(s);
-  // The last pair of a rank's own keys, its late ones, is for the time when gradients return.
+  // The rank computes the last pair of its own keys, the late ones, while gradients return.
   std::vector<Pair> own = visible_pairs(s.sharding, rank.index(), rank.index()), last;
   if (!own.empty()) last.push_back(own.back()), own.pop_back();
   const auto* const own_kv = static_cast<const std::byte*>(rank.buffer("kv"));

@@ -276,8 +276,8 @@ int compare(const std::vector<std::string>& arguments) {
     const std::string mask = p.seqlen_q == 1 ? "" : p.causal ? ", causal" : ", full";
     const std::string lengths = p.seqused_k.empty() ? "" : fmt::format(", {} lengths", p.batch);
     fmt::print("| `{}`{} | {} | {}{}{} | {}/{} | {} | {} | {:.2f} | {} | {}{} |\n", m.step, what,
-               m.transport, p.seqlen_k, mask, lengths, p.heads, p.kv_heads, us(m.one_gpu_s),
-               us(m.seconds), m.one_gpu_s / m.seconds,
+               m.step == "p7_peer_decode" ? "peers" : m.transport, p.seqlen_k, mask, lengths,
+               p.heads, p.kv_heads, us(m.one_gpu_s), us(m.seconds), m.one_gpu_s / m.seconds,
                is_ring(m.step) ? fmt::format("{:.0f} %", 100 * m.overlap) : "-", us(m.predicted_s),
                m.is_predicted() ? "" : " *");
   }

@@ -10,7 +10,7 @@
 /// |---|---|
 /// | ordinary code | one cycle per read of an array or of memory; quarters of an SM share it out |
 /// | exponential, logarithm | special-function unit of the quarter: 4 lanes per cycle |
-/// | `wgmma` m64nNk16 | tensor core of the quarter: N / 2 cycles; in order; five queue, more hold |
+/// | `wgmma` m64nNk16 | tensor core of the quarter: N / 2 cycles, in order; a queue of 5 per warp |
 /// | `mma` m16n8k16 | tensor core of the quarter: 6 cycles (2/3 of wgmma's rate) |
 /// | TMA, `cp.async`, loads | latency, and bytes over the SM's share of L2 bandwidth, in order |
 /// | barriers | end at the last arrival or the last byte, plus a latency |
