@@ -262,7 +262,9 @@ int ranks(const std::vector<std::string>& arguments) {
            {"difference_from_one_gpu", difference(tensors.sample(p.dtype), one.o)}});
       if (const auto predicted =
               rank_model::predict(step.name, p, static_cast<int>(devices.size()),
-                                  copies ? rank_model::nvlink_copies() : rank_model::nvlink_nccl()))
+                                  rank_model::with_memory_of(copies ? rank_model::nvlink_copies()
+                                                                    : rank_model::nvlink_nccl(),
+                                                             gpu_info().name)))
         line["predicted_us"] = us(predicted->seconds());
       print(line);
     }

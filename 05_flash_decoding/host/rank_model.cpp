@@ -11,6 +11,7 @@
 
 #include "attn/error.h"
 #include "check/operation.h"
+#include "device/gpus.h"
 #include "ranks/sharded.h"
 #include "run/options.h"
 
@@ -112,6 +113,15 @@ const Machine& infiniband() {
                                .link_bytes_per_s = 50e9,
                                .message_s = 30e-6};
   return machine;
+}
+
+Machine with_memory_of(Machine m, const std::string& gpu) {
+  std::istringstream words(gpu);
+  std::string vendor, card;
+  words >> vendor >> card;
+  if (const GpuSpec* spec = find_gpu(card))
+    m.read_bytes_per_s *= spec->hbm_bytes_per_s / find_gpu("h200")->hbm_bytes_per_s;
+  return m;
 }
 
 std::optional<Prediction> predict(const std::string& step, const Problem& p, int world,
@@ -252,7 +262,9 @@ std::vector<Measured> read_measured(const std::string& file) {
                .overlap = j.at("overlap"),
                .predicted_s = 0};
     const auto predicted = predict(m.step, m.problem, static_cast<int>(m.devices.size()),
-                                   m.transport == "nccl" ? nvlink_nccl() : nvlink_copies());
+                                   with_memory_of(m.transport == "nccl" ? nvlink_nccl()
+                                                                        : nvlink_copies(),
+                                                  j.value("gpu", "")));
     m.predicted_s = predicted ? predicted->total_s : 0;
     all.push_back(std::move(m));
   }

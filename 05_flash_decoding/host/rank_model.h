@@ -30,6 +30,9 @@ struct Machine {
 const Machine& nvlink_copies();
 const Machine& nvlink_nccl();
 const Machine& infiniband();
+// The same with the memory of another GPU, as the driver names it ("NVIDIA H100 80GB HBM3"): an H200
+// reads 96 % of its datasheet's bandwidth.
+Machine with_memory_of(Machine, const std::string& gpu);
 
 struct Prediction {
   double compute_s = 0;   // of the rank with the most work

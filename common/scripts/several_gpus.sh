@@ -20,6 +20,8 @@ program=$build/bin/05_flash_decoding log=$out/several_gpus.jsonl
 [[ -x $program ]] || { echo "several_gpus.sh: $program: no such program" >&2; exit 2; }
 mkdir -p "$out"
 begin=$SECONDS bad=0
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}  # no multicast over NVLink
 if [[ -z ${ATTN_NCCL:-} ]]; then  # the library of PyTorch's wheel, if the toolkit has none
   wheel=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0] + "/lib/libnccl.so.2")' \
@@ -86,6 +88,26 @@ for transport in copies nccl; do
   ATTN_LOSE_MESSAGE=0 check 4 --operation forward --step p2 --devices "$all" \
     --transport "$transport" --timeout 5 --seqlen 500
 done
+# A process per GPU: all must pass the check.
+processes() {  # ARGUMENT...
+  local rank pids=() wrong=0
+  left || { note skipped "no time: processes: $*"; return; }
+  rm -f "$work/id"
+  for ((rank = 0; rank < gpus; ++rank)); do
+    timeout 60 "$program" --check full --device "gpu:$rank" --devices "$rank" --rank "$rank" \
+      --world "$gpus" --nccl-id "$work/id" "$@" >"$work/$rank" 2>&1 &
+    pids+=($!)
+  done
+  for rank in "${!pids[@]}"; do
+    wait "${pids[$rank]}" && continue
+    note check "FAILED: exit $? of process $rank: $*: $(grep -E '^p|:' "$work/$rank" | tail -n 6)"
+    bad=1 wrong=1
+  done
+  [[ $wrong == 1 ]] || note check "ok: $gpus processes: $*"
+}
+processes --operation forward --heads 8 --kv-heads 4 --head-dim 128 --seqlen 2100 --causal
+processes --operation decode --step p6,p8 --heads 32 --kv-heads 8 --head-dim 128 --seqlen-k 20000
+processes --operation backward --heads 4 --kv-heads 2 --head-dim 128 --seqlen 1000 --causal
 run 60 --measure-links --devices "$all"
 
 forward=(--measure-ranks --operation forward --head-dim 128)
@@ -97,9 +119,9 @@ measure() {  # DEVICES COUNT
   run 60 "${decode[@]}" --devices "$devices" --seqlen-k 1048576
   run 60 "${forward[@]}" --devices "$devices" --heads 16 --seqlen 65536 --repeat 10 --step p2,p3
   run 60 "${forward[@]}" --devices "$devices" --heads 16 --seqlen $((8192 * count)) --causal \
-    --step p2,p3
+    --step p2,p3,p4
   run 60 "${forward[@]}" --devices "$devices" --heads 32 --kv-heads 8 --seqlen $((8192 * count)) \
-    --causal --step p2,p3
+    --causal --step p2,p3,p4
   run 60 "${backward[@]}" --devices "$devices" --heads 16 --seqlen 65536 --causal --repeat 10
   run 60 "${backward[@]}" --devices "$devices" --heads 16 --seqlen $((8192 * count)) --causal
   for n in 8192 16384 32768 65536 131072 262144; do
@@ -115,9 +137,14 @@ measure() {  # DEVICES COUNT
   run 90 "${forward[@]}" --devices "$devices" --heads 16 --seqlen 262144 --causal --step p3 \
     --repeat 5
   run 90 "${forward[@]}" --devices "$devices" --heads 16 --seqlen 262144 --step p2 --repeat 5
-  (( count <= 2 )) ||
+  (( count <= 2 )) || {  # 65,536 tokens a rank
     run 90 "${forward[@]}" --devices "$devices" --heads 16 --seqlen $((65536 * count)) --causal \
-      --step p3 --repeat 5
+      --step p2,p3,p4 --repeat 5
+    run 90 "${forward[@]}" --devices "$devices" --heads 32 --kv-heads 8 \
+      --seqlen $((65536 * count)) --causal --step p2,p3,p4 --repeat 5
+    run 90 "${backward[@]}" --devices "$devices" --heads 16 --seqlen $((65536 * count)) --causal \
+      --repeat 3
+  }
 }
 measure "$all" "$gpus"
 for count in 4 2; do
