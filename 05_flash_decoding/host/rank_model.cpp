@@ -35,10 +35,40 @@ double pairs_of(const Sharding& s, int rank, int owner) {
   return pairs;
 }
 
+// What a ring computes.
+struct RingWork {
+  double flop_per_pair, flop_per_s;
+  double bytes_per_row, bytes_per_key;  // of accumulators that a launch reads and writes
+  double messages;                      // bytes sent per byte of K and V
+};
+// Accumulators of the forward pass, O in fp32. A row is of all heads.
+RingWork forward_ring(const Problem& p, const Machine& m) {
+  const double d = double(p.head_dim), heads = double(p.batch * p.heads);
+  return {4 * d * heads, m.forward_flops, 8 * d * heads, 0, 1};
+}
+// Five products. Gradients in 16 bits are added to fp32. K and V are sent in the elements' type, dK
+// and dV in fp32, one hop behind, the last ones next to a block of the rank's own keys.
+RingWork backward_ring(const Problem& p, const Machine& m) {
+  const double d = double(p.head_dim), heads = double(p.batch * p.heads);
+  const double kv_heads = double(p.batch * p.kv_heads);
+  return {10 * d * heads, m.backward_flops, 10 * d * heads, 2 * 10 * d * kv_heads, 3};
+}
+
+double seconds_of(const Sharding& s, const Machine& m, const RingWork& w, int rank, int owner,
+                  bool first) {
+  const double pairs = pairs_of(s, rank, owner);
+  if (pairs <= 0) return 0;
+  double bytes = 0, launches = 0;
+  for (const ShardBlock& b : blocks_of(s.whole, s.q[std::size_t(rank)], s.k[std::size_t(owner)]))
+    bytes += w.bytes_per_row * double(b.nq) + w.bytes_per_key * double(b.nk), ++launches;
+  if (first && w.bytes_per_key == 0) bytes = 0;  // nothing is accumulated yet
+  return pairs * w.flop_per_pair / w.flop_per_s + bytes / m.read_bytes_per_s +
+         launches * m.launch_s;
+}
+
 // Every rank does hop h when it has done hop h - 1 and has received the keys of hop h. A message
 // begins when both of its ranks have begun the hop before.
-Prediction ring(const Sharding& s, const Machine& m, double flop_per_pair, double rate,
-                double bytes_factor) {
+Prediction ring(const Sharding& s, const Machine& m, const RingWork& w) {
   const int world = s.world();
   std::vector<double> free(std::size_t(world), 0), begun(std::size_t(world), 0);
   Prediction all;
@@ -46,16 +76,14 @@ Prediction ring(const Sharding& s, const Machine& m, double flop_per_pair, doubl
   for (int hop = 0; hop < world; ++hop) {
     std::vector<double> arrived(std::size_t(world), 0), next = free;
     for (int r = 0; r < world; ++r) {
-      const int owner = (r - hop + world) % world;
-      const double pairs = pairs_of(s, r, owner);
-      const double seconds = pairs > 0 ? pairs * flop_per_pair / rate + m.launch_s : 0;
+      const double seconds = seconds_of(s, m, w, r, (r - hop + world) % world, hop == 0);
       begun[std::size_t(r)] = free[std::size_t(r)];
       next[std::size_t(r)] = free[std::size_t(r)] + seconds;
       work[std::size_t(r)] += seconds;
     }
     for (int r = 0; r < world && hop + 1 < world; ++r) {
       const int from = (r + world - 1) % world, owner = (r - hop - 1 + 2 * world) % world;
-      const double bytes = bytes_factor * double(s.kv_bytes(owner));
+      const double bytes = w.messages * double(s.kv_bytes(owner));
       const double of_kv = double(s.kv_bytes(owner));  // gradients are a message of their own
       const double seconds = m.transfer_s(of_kv) + m.transfer_s(bytes - of_kv) + m.message_s;
       arrived[std::size_t(r)] = std::max(begun[std::size_t(r)], begun[std::size_t(from)]) + seconds;
@@ -83,7 +111,7 @@ double largest_share(const Problem& p, int world) {
   }
   return all > 0 ? most / all : 0;
 }
-// `share`: of the keys, on the rank with the most.
+// `share`: of the keys, on the rank with the most. `exchange_s`: latencies.
 Prediction decode(const Problem& p, int world, const Machine& m, double share, double exchange_s) {
   const double rows = double(p.batch * p.heads * p.seqlen_q);
   Prediction all;
@@ -104,14 +132,16 @@ const Machine& nvlink_nccl() {
   static const Machine machine{.name = "NVLink, NCCL",
                                .small_bytes_per_s = 80e9,
                                .link_bytes_per_s = 147e9,
-                               .message_s = 6.5e-6};
+                               .message_s = 6.5e-6,
+                               .next_message_s = 0};
   return machine;
 }
 const Machine& infiniband() {
   static const Machine machine{.name = "InfiniBand 400 Gbit/s per GPU",
                                .small_bytes_per_s = 50e9,
                                .link_bytes_per_s = 50e9,
-                               .message_s = 30e-6};
+                               .message_s = 30e-6,
+                               .next_message_s = 0};
   return machine;
 }
 
@@ -138,8 +168,8 @@ std::optional<Prediction> predict(const std::string& step, const Problem& p, int
     all.total_s = all.compute_s + all.transfer_s;
     return all;
   }
-  if (step == "p2_ring") return ring(contiguous, m, pair, m.forward_flops, 1);
-  if (step == "p3_zigzag") return ring(zigzag, m, pair, m.forward_flops, 1);
+  if (step == "p2_ring") return ring(contiguous, m, forward_ring(p, m));
+  if (step == "p3_zigzag") return ring(zigzag, m, forward_ring(p, m));
   if (step == "p4_ulysses") {
     Prediction all;
     Problem of_heads = p;
@@ -151,16 +181,16 @@ std::optional<Prediction> predict(const std::string& step, const Problem& p, int
     all.total_s = all.compute_s + all.transfer_s;
     return all;
   }
-  // K and V in the elements' type, dK and dV in fp32, one hop behind, the last ones next to a block
-  // of the rank's own keys.
-  if (step == "p5_ring_backward") return ring(zigzag, m, 2.5 * pair, m.backward_flops, 3);
+  if (step == "p5_ring_backward") return ring(zigzag, m, backward_ring(p, m));
   const double cut = largest_share(p, world);
+  const double message_s = m.message_s + std::max(0, world - 2) * m.next_message_s;
   if (step == "p6_tree_decode") {  // the second all-reduce begins when the first has ended
     const double messages = p.own.contains("collective") && p.own.at("collective")[0] > 0 ? 2 : 1;
-    return decode(p, world, m, cut, messages * m.message_s + m.launch_s);
+    return decode(p, world, m, cut, messages * message_s + m.launch_s);
   }
   if (step == "p7_peer_decode") return decode(p, world, m, cut, m.peer_s);
-  if (step == "p8_paged_shards") return decode(p, world, m, 1.0 / world, m.message_s + m.launch_s);
+  if (step == "p8_paged_shards")
+    return decode(p, world, m, 1.0 / world, message_s + m.launch_s);
   return std::nullopt;
 }
 

@@ -22,6 +22,7 @@ struct Machine {
   // Per direction and rank, of messages below 128 MiB and of larger ones.
   double small_bytes_per_s = 351e9, link_bytes_per_s = 381e9;
   double message_s = 14e-6;  // from the start of a message to its first byte
+  double next_message_s = 9e-6;  // to another rank at the same time: the copy engine sends in turn
   double peer_s = 7e-6;      // p7: partial results to peers, flags, the merge
   double transfer_s(double bytes) const {
     return bytes / (bytes < 128 << 20 ? small_bytes_per_s : link_bytes_per_s);

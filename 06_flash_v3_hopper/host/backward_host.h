@@ -18,6 +18,7 @@ ATTN_DECLARE_STEP(b4_persistent);
 ATTN_DECLARE_STEP(b5_whole_heads);
 ATTN_DECLARE_STEP(b6_tuned);
 ATTN_DECLARE_STEP(b7_dependent_launches);
+ATTN_DECLARE_STEP(b8_cluster);
 
 namespace attn::backward_host {
 
@@ -70,6 +71,22 @@ inline Step whole_heads_step(std::string name, std::string idea, Launch launch) 
   return whole;
 }
 
+inline constexpr BackwardTiles kClusterTiles{64, 128};
+// Head dim 256: a block's half of a key tile loads all of Q and dO, half of them for the other
+// block, and adds half of the columns of dQ.
+inline Step cluster_step(std::string name, std::string idea, Launch launch) {
+  Step cluster = step(std::move(name), std::move(idea), launch);
+  cluster.limits.head_dims = {256};
+  cluster.refuses = [](const Problem& p) {
+    return refuse_grid(p, {kClusterTiles.block_m / 2, kClusterTiles.block_n / 2});  // two blocks per tile
+  };
+  cluster.workspaces = [](const Problem& p) { return gradient_workspaces(p, kClusterTiles); };
+  cluster.cost = [](const Problem& p) {
+    return Cost{dot_phase(p), gradient_phase(p, kClusterTiles), convert_phase(p)};
+  };
+  return cluster;
+}
+
 inline void add_steps(Chapter& c) {
   c.steps.push_back(
       step("b1_wgmma", "five products by wgmma; P and dS from registers", ATTN_LAUNCH(b1_wgmma)));
@@ -89,6 +106,9 @@ inline void add_steps(Chapter& c) {
   c.steps.push_back(whole_heads_step("b7_dependent_launches",
                                      "launch latencies overlap with the kernel before",
                                      ATTN_LAUNCH(b7_dependent_launches)));
+  c.steps.push_back(cluster_step("b8_cluster",
+                                 "d=256: two blocks share the sum of dQ, and loads of Q and dO",
+                                 ATTN_LAUNCH(b8_cluster)));
 }
 
 }  // namespace attn::backward_host

@@ -214,6 +214,7 @@ Status measure(GpuRanks& ranks, Measuring& wanted) {
        {Variant::whole, Variant::launches_only, Variant::transfers_only, Variant::traced}) {
     auto& rounds = wanted.rounds[static_cast<int>(v)];
     rounds.clear();
+    if (v != Variant::whole && wanted.buffer_bytes.size() == 1) continue;  // one rank: no messages
     double spent = 0;
     for (int n = -wanted.warmup; n < wanted.most_rounds; ++n) {
       RoundTime time;

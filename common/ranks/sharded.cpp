@@ -158,7 +158,9 @@ Status run_ranks(const Arguments& args, const Program& program,
     Problem same = args.problem;
     for (const char* name : {"rank", "devices", "nccl_id"}) same.own.erase(name);
     process = {static_cast<int>(rank->second[0]), nccl_id_file, same.text(), outputs};
-    if (args.device.ordinal != devices.front())
+    const int in_use = args.device.ordinal == Device::kInUse ? gpu_info().ordinal
+                                                              : args.device.ordinal;
+    if (in_use != devices.front())
       throw InputError(fmt::format("--rank: --device gpu:{0} must be the GPU of --devices {0}",
                                    devices.front()));
   }

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Measures the steps that work on several GPUs, in one call.
 #
-#   common/scripts/several_gpus.sh BUILD OUT [SECONDS]
+#   common/scripts/several_gpus.sh BUILD OUT [SECONDS [PATTERN]]
 #   common/scripts/several_gpus.sh build/gpu $OUT 420
 #
 # BUILD: a build folder with bin/05_flash_decoding for the GPU. OUT: a folder; every result is
 # appended to OUT/several_gpus.jsonl at once, so a call that is cut off keeps what it has. SECONDS:
 # no measurement begins after so many (420). With 4 or 8 GPUs, all of them come before fewer.
+# PATTERN: only checks and measurements whose options match it, to go on with what is missing.
 #
 # First checks against the reference, and a lost message that must end with exit status 4; then
 # links; then time. One GPU and several are measured in the same process.
@@ -15,7 +16,7 @@ if [[ ${1:-} == --help || $# -lt 2 ]]; then
   sed -n '2,/^set -/{/^set -/d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}"
   exit 2
 fi
-build=$1 out=$2 seconds=${3:-420}
+build=$1 out=$2 seconds=${3:-420} pattern=${4:-}
 program=$build/bin/05_flash_decoding log=$out/several_gpus.jsonl
 [[ -x $program ]] || { echo "several_gpus.sh: $program: no such program" >&2; exit 2; }
 mkdir -p "$out"
@@ -35,9 +36,11 @@ note() {  # KEY TEXT: a line of JSON with any text
     "$1" "$2" | tee -a "$log"
 }
 left() { (( SECONDS - begin < seconds )); }
+wanted() { [[ -z $pattern || $* =~ $pattern ]]; }
 run() {  # TIMEOUT ARGUMENT...: lines of JSON of the program, and its errors
   local limit=$1 errors rc
   shift
+  wanted "$@" || return 0
   left || { note skipped "no time: $*"; return; }
   errors=$(mktemp)
   timeout "$limit" "$program" "$@" 2>"$errors" | tee -a "$log"
@@ -48,6 +51,7 @@ run() {  # TIMEOUT ARGUMENT...: lines of JSON of the program, and its errors
 check() {  # EXIT ARGUMENT...: a checked run; its table goes to the log as text
   local expected=$1 text rc
   shift
+  wanted "$@" || return 0
   left || { note skipped "no time: $*"; return; }
   text=$(timeout 60 "$program" --device gpu --check full "$@" 2>&1)
   rc=$?
@@ -91,6 +95,7 @@ done
 # A process per GPU: all must pass the check.
 processes() {  # ARGUMENT...
   local rank pids=() wrong=0
+  wanted processes "$@" || return 0
   left || { note skipped "no time: processes: $*"; return; }
   rm -f "$work/id"
   for ((rank = 0; rank < gpus; ++rank)); do
@@ -150,5 +155,5 @@ measure "$all" "$gpus"
 for count in 4 2; do
   (( count >= gpus )) || measure "$(list "$count")" "$count"
 done
-note done "$((SECONDS - begin)) s"
+note "done" "$((SECONDS - begin)) s"
 exit "$bad"
