@@ -229,12 +229,12 @@ __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const Tens
        visit.advance(work), rows.advance(), gradients.advance()) {
     const int stage = rows.index(), head = visit.head;
     const int row0 = visit.m_block * Config::kBlockM, tile = head * num_m_blocks + visit.m_block;
-    mbarrier_wait_cluster(&smem.q_empty[stage], rows.phase() ^ 1);
+    mbarrier_wait(&smem.q_empty[stage], rows.phase() ^ 1);
     mbarrier_arrive_expect_tx(&smem.q_full[stage], kRowsBytes);
     tma_load_multicast(smem.sQ[stage] + 2 * rank * kPanel, mapQ, &smem.q_full[stage],
                        {0, row0, 2 * rank, head}, kBoth);
     tma_load(smem.sLse[stage], mapRows, &smem.q_full[stage], {0, 0, tile});
-    mbarrier_wait_cluster(&smem.do_empty, gradients.phase() ^ 1);
+    mbarrier_wait(&smem.do_empty, gradients.phase() ^ 1);
     mbarrier_arrive_expect_tx(&smem.do_full, kRowsBytes);
     tma_load_multicast(smem.sdO + 2 * rank * kPanel, mapdO, &smem.do_full,
                        {0, row0, 2 * rank, head}, kBoth);
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   const auto release = [&](uint64_t* empty) {  // one arrival per warp, at both blocks
     __syncwarp();
     if (const int lane_id = thread_index() % kWarp; lane_id < Config::kCluster)
-      mbarrier_arrive_cluster(cluster_address(empty, lane_id));
+      mbarrier_release_cluster(cluster_address(empty, lane_id));
   };
   // dQ over the keys of this block, then over those of the other, whose dS is copied here.
   const auto issue_dq_of = [&](Scores& dq, PipelineState<Config::kDsBuffers> here) {
@@ -385,7 +385,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       score_gradients<Element>(s, p, smem.sD + quad_col());
       round_p<Element, kBlockM>(ds, s);
       store_fragments(smem.sExchange, ds);
-      mbarrier_wait_cluster(&smem.ds_empty[here.index()], here.phase() ^ 1);
+      mbarrier_wait(&smem.ds_empty[here.index()], here.phase() ^ 1);
       store_ds(panel, ds);
       fence_proxy_async();  // dS before wgmma and the copy read it; D before TMA overwrites it
       named_barrier_arrive(kGradients, Config::kConsumerThreads);

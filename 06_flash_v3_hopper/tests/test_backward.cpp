@@ -20,11 +20,13 @@ Problem with_heads(Problem p, int64_t heads, int64_t kv_heads) {
 // Window widths at tile boundaries, to each side and to both; an odd number of heads, so that a
 // persistent step takes key tiles, and an even one, so that its blocks own whole heads.
 template <class Body>
-void window_problems(std::initializer_list<int64_t> widths, Body body) {
+void window_problems(std::initializer_list<int64_t> widths, std::vector<int64_t> head_dims,
+                     Body body) {
   int n = 0;
   for (const int64_t width : widths)
     for (int side = 0; side < 3; ++side, ++n) {
-      Problem p = problem(side == 2 ? 330 : 270, side == 1 ? 330 : 270, n % 2 == 0 ? 64 : 128,
+      Problem p = problem(side == 2 ? 330 : 270, side == 1 ? 330 : 270,
+                          head_dims[static_cast<std::size_t>(n) % head_dims.size()],
                           n % 3 == 0 ? DType::fp16 : DType::bf16, InputKind::needle);
       p.heads = p.kv_heads = 1 + n / 2 % 2;
       if (side != 0) p.window_left = width;
@@ -59,6 +61,7 @@ void check_repeats(Backend backend, Problem p, int repeats, bool whole_heads) {
   const Operation& op = backward();
   const auto schedule = [](int n) { emulator::schedule_seed = 100 + static_cast<uint64_t>(n); };
   for (const Step* step : backward_steps()) {
+    if (refusal(*step, p)) continue;
     INFO(step->name << ", " << p.text());
     Session session(p, op, backend, draw_inputs(p, op.inputs(p)));
     REQUIRE(session.prepare(*step).ok());
@@ -86,6 +89,9 @@ TEST_CASE("backward steps match the reference on short problems", "[emulated]") 
     ran += check_steps("backward", p, Backend::emulated, in_turn, turn(n));
     ++n;
   });
+  covering_problems({1, 65, 203}, {256}, kDTypes, [&](const Problem& p) {
+    ran += check_steps("backward", p, Backend::emulated);
+  });
   CHECK(ran.least('b') >= 12);
 }
 
@@ -96,16 +102,21 @@ TEST_CASE("backward: several query tiles and key tiles", "[emulated]") {
   p = with_heads(problem(300, 290, 128, DType::fp16, InputKind::peaked), 2, 2);
   p.window_left = 130, p.window_right = 40;
   check_steps("backward", p, Backend::emulated);
+  p = with_heads(problem(150, 395, 256, DType::fp16, InputKind::peaked), 2, 2);
+  check_steps("backward", p, Backend::emulated);
 }
 
 TEST_CASE("backward: sliding windows at tile boundaries", "[emulated]") {
-  window_problems({0, 63, 64, 127, 128}, [](const Problem& p, int n) {
+  window_problems({0, 63, 64, 127, 128}, {64, 128}, [](const Problem& p, int n) {
     check_steps("backward", p, Backend::emulated, in_turn, n);
+  });
+  window_problems({63, 128}, {256}, [](const Problem& p, int) {
+    check_steps("backward", p, Backend::emulated);
   });
 }
 
 TEST_CASE("backward: fully masked rows, and keys visible to no row", "[emulated]") {
-  for (const int64_t d : {64, 128})
+  for (const int64_t d : {64, 128, 256})
     for (const int64_t window_left : {-1, 3})
       for (const int64_t heads : {1, 2}) {
         Problem rows = with_heads(problem(300, 20, d, DType::fp16), heads, heads);
@@ -125,12 +136,15 @@ TEST_CASE("backward: dK and dV sum over the query heads of a KV head", "[emulate
           with_heads(problem(seqlen_q, 140, n % 2 == 0 ? 64 : 128, DType::bf16), heads, kv_heads);
       p.batch = heads == 3 ? 2 : 1, p.causal = n % 3 == 0;
       check_steps("backward", p, Backend::emulated, in_turn, n++);
+      if (seqlen_q == 40) continue;
+      p.head_dim = 256;
+      check_steps("backward", p, Backend::emulated);
     }
 }
 
 TEST_CASE("backward: keys past the end have no weight when all scores are near -500",
           "[emulated]") {
-  for (const int64_t d : {64, 128})
+  for (const int64_t d : {64, 128, 256})
     for (const int64_t heads : {1, 2})
       check_far_scores(with_heads(problem(70, 140, d, DType::bf16), heads, heads));
 }
@@ -141,6 +155,8 @@ TEST_CASE("backward: softmax scales", "[emulated]") {
     Problem p = with_heads(problem(70, 130, 64, DType::bf16), 2, 2);
     p.causal = true, p.softmax_scale = scale;
     check_steps("backward", p, Backend::emulated, in_turn, n++);
+    p.head_dim = 256;
+    check_steps("backward", p, Backend::emulated);
   }
 }
 
@@ -153,7 +169,17 @@ TEST_CASE("backward steps refuse unsupported problems with the reason", "[emulat
     }
   };
   const Problem p = problem(8, 8, 64, DType::bf16);
-  for (const int64_t d : {32, 96, 192, 256}) reasons(problem(8, 8, d, p.dtype), "takes 64 and 128");
+  for (const int64_t d : {32, 96, 192}) reasons(problem(8, 8, d, p.dtype), "--head-dim");
+  for (const Step* step : backward_steps()) {  // either the smaller ones or 256
+    const bool wide = step->name == "b8_cluster";
+    for (const int64_t d : {64, 128, 256}) {
+      Problem other = problem(8, 8, d, p.dtype);
+      other.finish();
+      const char* const takes = wide ? "takes 256" : "takes 64 and 128";
+      CHECK((refusal(*step, other).value_or("").find(takes) != std::string::npos) ==
+            (wide != (d == 256)));
+    }
+  }
   reasons(problem(8, 8, 64, DType::fp32), "fp16 and bf16");
   Problem other = p;
   other.softcap = 15;
@@ -191,6 +217,8 @@ TEST_CASE("dK and dV are bitwise equal under every thread schedule, dQ to roundi
   // Sums of six key tiles in fp16: another order would give other bits.
   p = with_heads(problem(100, 700, 64, DType::fp16), 2, 2);
   check_repeats(Backend::emulated, p, 8, true);
+  p = with_heads(problem(140, 300, 256, DType::fp16), 2, 1);
+  check_repeats(Backend::emulated, p, 4, false);
 }
 
 TEST_CASE("1000 GPU runs give bitwise equal dK and dV; 8 of them dQ to rounding, or 1000 its bits",
@@ -203,16 +231,22 @@ TEST_CASE("1000 GPU runs give bitwise equal dK and dV; 8 of them dQ to rounding,
     p.batch = 33;  // short, and a KV head for each SM of an H200
     check_repeats(Backend::gpu, p, 1000, owns_whole_heads(p, this_machine()));
   }
+  Problem wide = with_heads(problem(603, 803, 256, DType::bf16), 4, 2);
+  wide.causal = true;
+  check_repeats(Backend::gpu, wide, 1000, false);
 }
 
 TEST_CASE("all backward steps match the reference on the GPU", "[gpu]") {
   Counts ran;
   covering_problems(kLengths, kHeadDims, kDTypes,
                     [&](const Problem& p) { ran += check_steps("backward", p, Backend::gpu); });
+  covering_problems(kLengths, {256}, kDTypes,
+                    [&](const Problem& p) { ran += check_steps("backward", p, Backend::gpu); });
   CHECK(ran.least('b') >= 110);
-  window_problems({0, 1, 16, 63, 64, 65, 127, 128, 129, 500},
-                  [](const Problem& p, int) { check_steps("backward", p, Backend::gpu); });
-  for (const int64_t d : {64, 128})
+  for (const std::vector<int64_t>& dims : {std::vector<int64_t>{64, 128}, {256}})
+    window_problems({0, 1, 16, 63, 64, 65, 127, 128, 129, 500}, dims,
+                    [](const Problem& p, int) { check_steps("backward", p, Backend::gpu); });
+  for (const int64_t d : {64, 128, 256})
     for (const auto& [q, k] : {std::pair<int64_t, int64_t>{2100, 4000}, {4224, 4224}, {3000, 2500}})
       for (const bool causal : {false, true}) {
         Problem p = problem(q, k, d, DType::bf16, InputKind::needle);

@@ -116,6 +116,19 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(ClusterAddress barrier A
 #endif
 }
 
+/// The same after reads alone: others may overwrite what this thread has read, by wgmma or into
+/// registers. What it has written need not be visible to them. mbarrier_arrive_cluster waits for all
+/// earlier writes and atomics of the thread, to global memory too (MEMBAR.ALL.GPU in SASS); this
+/// does not. They wait with mbarrier_wait.
+__device__ __forceinline__ void mbarrier_release_cluster(ClusterAddress barrier ATTN_CALLER) {
+#ifdef ATTN_EMULATED
+  emulator::Block::current().mbarrier_arrive_cluster("mbarrier_release_cluster", caller,
+                                                     barrier.at);
+#else
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier.at) : "memory");
+#endif
+}
+
 /// As mbarrier_wait, for what threads of other blocks have done before they arrived: mbarrier_wait
 /// acquires at the scope of its own block.
 __device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, int parity ATTN_CALLER) {

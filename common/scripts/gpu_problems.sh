@@ -277,8 +277,14 @@ problems_of() {
         for mask in "" causal; do
           for n in 512 2048 16384; do
             echo "backward_d$d${mask:+_$mask}_n$n --operation backward --step" \
-              "$(steps_like "$1" '^b') $(tokens $d $n) ${mask:+--$mask}"
+              "$(steps_like "$1" '^b[1-7]_') $(tokens $d $n) ${mask:+--$mask}"
           done
+        done
+      done
+      for mask in "" causal; do
+        for n in 512 2048 16384; do
+          echo "backward_d256${mask:+_$mask}_n$n --operation backward --step" \
+            "$(steps_like "$1" '^b8_') $(tokens 256 $n) ${mask:+--$mask}"
         done
       done
       # The alternatives to chapter 08's skipping steps: all blocks, and no lists.
@@ -364,6 +370,7 @@ profiled_problem() {  # CHAPTER STEP
     04_flash_v2/*) echo "$(tokens 128 2048) --causal" ;;
     05_flash_decoding/*) cache 16 8192 32 8 ;;
     06_flash_v3_hopper/f7_*) echo "$(tokens 128 2048) --rotary" ;;
+    06_flash_v3_hopper/b8_*) tokens 256 2048 ;;
     06_flash_v3_hopper/*) tokens 128 2048 ;;
     08_quant_sparse/d4_*) echo "--operation sparq $(cache 64 4096 32 32)" ;;
     08_quant_sparse/d*) cache 16 8192 32 8 ;;
@@ -408,7 +415,9 @@ peers_of() {
       echo "peers.$1.forward --steps v14_tuned --backends cudnn,flash --repeat 5"
       echo "peers.$1.gqa_fp16 --steps v14_tuned --backends cudnn,flash --repeat 5"
       echo "peers.$1.backward --operation backward --steps b7_dependent_launches" \
-        "--backends cudnn,flash --repeat 5" ;;
+        "--backends cudnn,flash --repeat 5"
+      echo "peers.$1.backward_d256 --operation backward --steps b8_cluster" \
+        "--backends 04_flash_v2:b7_tuned,cudnn,flash --repeat 5" ;;
     07_paged)  # on contiguous K and V, which is as good as pages can be
       echo "peers.$1 --operation decode" \
         "--steps v2_page_table,v5_balanced_plan,v14_cross_work_tile" \
@@ -472,6 +481,10 @@ peer_problems() {  # FILE, as peers_of calls it
             echo "$(tokens $d $n) $mask"
           done
         done
+      done ;;
+    peers.06_flash_v3_hopper.backward_d256)
+      for mask in "" --causal; do
+        for n in 512 1024 2048 4096 8192 16384; do echo "$(tokens 256 $n) $mask"; done
       done ;;
     peers.04_flash_v2.*|peers.06_*)
       for d in 64 128 256; do
@@ -576,7 +589,8 @@ sanitizer_problems() {  # CHAPTER OPERATION
         "--inputs needle"
       echo "--seqlen 165 --head-dim 64 --dtype fp16 --window 17,3"
       echo "--seqlen-q 200 --seqlen-k 150 --head-dim 64 --heads 3 --kv-heads 1 --causal"
-      echo "--batch 33 --seqlen-q 70 --seqlen-k 150 --head-dim 64 --heads 4 --kv-heads 4" ;;
+      echo "--batch 33 --seqlen-q 70 --seqlen-k 150 --head-dim 64 --heads 4 --kv-heads 4"
+      echo "--seqlen-q 133 --seqlen-k 201 --head-dim 256 --heads 4 --kv-heads 2 --causal" ;;
     06_flash_v3_hopper/*)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal" \
         "--inputs needle"
@@ -682,7 +696,7 @@ tool_cannot() {  # CHAPTER OPERATION TOOL
     # reads it, synchronises with __syncwarp, and one lane arrives for all. The only finding in f6's
     # kernel, which f7 launches too, is in sanitizer_exceptions.txt.
     06_flash_v3_hopper/forward/racecheck) echo "$(steps_like "$1" "^f[45]_") $kOneLaneArrives" ;;
-    06_flash_v3_hopper/backward/racecheck) echo "$(steps_like "$1" "^b[4-7]_") $kOneLaneArrives" ;;
+    06_flash_v3_hopper/backward/racecheck) echo "$(steps_like "$1" "^b[4-8]_") $kOneLaneArrives" ;;
     08_quant_sparse/forward/racecheck)
       echo "$(steps_like "$1" '^q[1-8]_|^s[123]_') $kOneLaneArrives" ;;
     # Its two sides reach a common barrier from two instances of a template.

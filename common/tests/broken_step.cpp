@@ -147,6 +147,8 @@ int main(int argc, char** argv) {
   const Step step = step_of(version);
   Problem p;
   p.seqlen_q = 300, p.seqlen_k = 391, p.head_dim = 64, p.heads = 2, p.kv_heads = 1;
+  if (const auto& dims = step.limits.head_dims; !dims.empty() && !std::ranges::count(dims, 64))
+    p.head_dim = dims.front();
   p.dtype = quantises_to(step);
   if (step.name == "f6_smooth_v_chunks")
     p.seqlen_q = 150, p.seqlen_k = 4096 + 391;        // two chunks of V
