@@ -41,7 +41,11 @@ struct Config {
   static constexpr int kHeadDim = 256, kBlockM = 64;
   static constexpr int kCluster = 2, kKeys = 64, kBlockN = kCluster * kKeys;  // of a block; of all
   static constexpr int kColumns = kHeadDim / 2;  // of dK, dV: a warpgroup's; of dQ: a block's
-  static constexpr int kStages = 2, kDsBuffers = 2;  // of Q; of dS. dO has one
+  static constexpr int kStages = 2;  // of Q; dO has one
+  // Of dS. As many as of Q: a stage of Q is released when dQ and dK of its visit are complete, and
+  // loaded again when all warps of both blocks have released it. So P of visit i + 2 is computed
+  // when nobody reads dS of visit i.
+  static constexpr int kDsBuffers = kStages;
   static constexpr int kThreads = 3 * kWarpgroup, kConsumerThreads = 2 * kWarpgroup;
   static constexpr int kFragments = kBlockM * kHeadDim / 4 / kConsumerThreads;  // of a dQ tile
   static constexpr int kPanel = 64 * 64;                    // elements of 64 rows of 128 bytes
@@ -66,29 +70,40 @@ struct SharedStorage {
   alignas(1024) Element sdO[4 * kPanel];
   alignas(1024) Element sdS[Config::kDsBuffers][Config::kCluster * kPanel];  // a panel per block
   alignas(16) uint4 sExchange[4][kWarpgroup];  // P or dS: what a thread passes its counterpart
+  uint4 sTaken[2];  // .x: index of the next key tile, as sent and as received; a copy takes 16 bytes
+  unsigned index;                     // of this key tile; guarded by kv_full and kv_empty
   alignas(128) float sLse[Config::kStages][Config::kBlockM];  // lse / log(2), per row
   alignas(128) float sD[Config::kBlockM];                     // rowsum(dO . O)
   // mbarriers: TMA bytes have landed. Q with lse, dO with D; ds_full: the peer's panel of dS.
   uint64_t kv_full, q_full[Config::kStages], do_full, ds_full[Config::kDsBuffers];
   // mbarriers: all consumer warps of both blocks have released the tile
-  uint64_t q_empty[Config::kStages], do_empty, ds_empty[Config::kDsBuffers];
-  ATTN_MEMBERS(SharedStorage, sK, sV, sPeerK, sQ, sdO, sdS, sExchange, sLse, sD, kv_full, q_full,
-               do_full, ds_full, q_empty, do_empty, ds_empty)
+  uint64_t q_empty[Config::kStages], do_empty;
+  uint64_t kv_empty;                // of this block alone
+  uint64_t taken_full, taken_empty;  // sTaken
+  ATTN_MEMBERS(SharedStorage, sK, sV, sPeerK, sQ, sdO, sdS, sExchange, sTaken, index, sLse, sD,
+               kv_full, q_full, do_full, ds_full, q_empty, do_empty, kv_empty, taken_full,
+               taken_empty)
 };
 
-// A cluster per key tile of 128 keys: sections of KV heads in turn, within a section longest tiles
-// first, as in b4.
-struct KeyTileOrder {
+// Dynamic persistent, as in b4: sections of KV heads in turn, within a section longest tiles first.
+// The unit is a cluster: its first block takes the next key tile, of 128 keys, from the counter.
+struct KeyTileScheduler {
   unsigned num_n_blocks, num_kv_heads, section;
-  KeyTileOrder(const Problem& p, const Machine& machine)
+  unsigned* counter;
+  KeyTileScheduler(const Problem& p, unsigned* tile_counter, const Machine& machine)
       : num_n_blocks(static_cast<unsigned>(ceil_div(p.seqlen_k, Config::kBlockN))),
-        num_kv_heads(static_cast<unsigned>(p.batch * p.kv_heads)) {
+        num_kv_heads(static_cast<unsigned>(p.batch * p.kv_heads)),
+        counter(tile_counter) {
     const auto section_bytes = static_cast<int64_t>(machine.l2_bytes * 8 / 15);
     const int64_t heads = num_kv_heads, head_bytes = p.group() * p.seqlen_q * p.head_dim * 8;
     const int64_t sections = ceil_div(heads, std::max<int64_t>(1, section_bytes / head_bytes));
     section = static_cast<unsigned>(ceil_div(heads, sections));
   }
-  unsigned count() const { return num_n_blocks * num_kv_heads; }
+  __host__ __device__ unsigned count() const { return num_n_blocks * num_kv_heads; }
+  __device__ unsigned first() const { return blockIdx.x / Config::kCluster; }
+  __device__ unsigned next() const {
+    return gridDim.x / Config::kCluster + atomicAdd(counter, 1u);
+  }
   __device__ KeyTile at(unsigned index, const Shape& shape) const {
     const unsigned first_head = index / (section * num_n_blocks) * section;
     const unsigned heads = min(section, num_kv_heads - first_head);
@@ -203,6 +218,30 @@ __device__ __forceinline__ void store_ds(Element* sdS,
   for (int i = 0; i < Config::kBlockM / 16; ++i) stmatrix_x4_trans(to + 16 * 64 * i, ds[i]);
 }
 
+// The index of the next key tile. The first block of the cluster takes it and sends it to the other.
+// One thread of each.
+//! [take]
+template <class Element>
+__device__ __forceinline__ unsigned take_next(SharedStorage<Element>& smem,
+                                              const KeyTileScheduler& scheduler, int rank,
+                                              int phase) {
+  if (rank == 0) {
+    const unsigned index = scheduler.next();
+    mbarrier_wait(&smem.taken_empty, phase ^ 1);
+    smem.sTaken[0] = make_uint4(index, 0, 0, 0);
+    fence_proxy_async();
+    bulk_copy_to_cluster(&smem.sTaken[1], &smem.sTaken[0], 16, &smem.taken_full, 1);
+    return index;
+  }
+  mbarrier_arrive_expect_tx(&smem.taken_full, 16);
+  mbarrier_wait(&smem.taken_full, phase);
+  const unsigned index = smem.sTaken[1].x;
+  fence_proxy_async();  // before the next copy overwrites it
+  mbarrier_release_cluster(cluster_address(&smem.taken_empty, 0));
+  return index;
+}
+//! [take]
+
 // One thread. Each block loads half of the columns of Q and dO, for both: its barrier counts the
 // bytes of both halves. Corner of a box: column in the panel, row, panel, head.
 //! [producer]
@@ -210,36 +249,45 @@ template <class Element>
 __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const TensorMap& mapQ,
                                         const TensorMap& mapdO, const TensorMap& mapK,
                                         const TensorMap& mapV, const TensorMap& mapRows,
-                                        const KeyTile& work, int rank, int num_m_blocks) {
+                                        const Shape& shape, const KeyTileScheduler& scheduler, int rank,
+                                        int num_m_blocks) {
   constexpr int kPanel = Config::kPanel, kRowsBytes = Config::kTileBytes + 4 * Config::kBlockM;
   constexpr uint16_t kBoth = 3;
-  const int key0 = work.key0 + rank * Config::kKeys, kv_head = work.kv_head;
-  const int peer_key0 = work.key0 + (1 - rank) * Config::kKeys;
-  mbarrier_arrive_expect_tx(&smem.kv_full, 2 * Config::kTileBytes + Config::kTileBytes / 2);
-  for (int half = 0; half < 2; ++half) {
-    tma_load(smem.sK + 2 * half * kPanel, mapK, &smem.kv_full, {0, key0, 2 * half, kv_head});
-    tma_load(smem.sV + 2 * half * kPanel, mapV, &smem.kv_full, {0, key0, 2 * half, kv_head});
-  }
-  tma_load(smem.sPeerK, mapK, &smem.kv_full, {0, peer_key0, 2 * rank, kv_head});
   PipelineState<Config::kStages> rows;
-  PipelineState<1> gradients;
-  const int count = count_visits(work);
+  PipelineState<1> gradients, kv;  // as many key tiles as indices
+  for (unsigned index = scheduler.first();; kv.advance()) {
+    mbarrier_wait(&smem.kv_empty, kv.phase() ^ 1);
+    smem.index = index;
+    if (index >= scheduler.count()) break;
+    const KeyTile work = scheduler.at(index, shape);
+    const int key0 = work.key0 + rank * Config::kKeys, kv_head = work.kv_head;
+    const int peer_key0 = work.key0 + (1 - rank) * Config::kKeys;
+    const int end = rows.count + count_visits(work);
+    mbarrier_arrive_expect_tx(&smem.kv_full, 2 * Config::kTileBytes + Config::kTileBytes / 2);
+    for (int half = 0; half < 2; ++half) {
+      tma_load(smem.sK + 2 * half * kPanel, mapK, &smem.kv_full, {0, key0, 2 * half, kv_head});
+      tma_load(smem.sV + 2 * half * kPanel, mapV, &smem.kv_full, {0, key0, 2 * half, kv_head});
+    }
+    tma_load(smem.sPeerK, mapK, &smem.kv_full, {0, peer_key0, 2 * rank, kv_head});
+    index = take_next(smem, scheduler, rank, kv.phase());
 #pragma unroll 1  // few registers
-  for (Visit visit(work); rows.count < count;
-       visit.advance(work), rows.advance(), gradients.advance()) {
-    const int stage = rows.index(), head = visit.head;
-    const int row0 = visit.m_block * Config::kBlockM, tile = head * num_m_blocks + visit.m_block;
-    mbarrier_wait(&smem.q_empty[stage], rows.phase() ^ 1);
-    mbarrier_arrive_expect_tx(&smem.q_full[stage], kRowsBytes);
-    tma_load_multicast(smem.sQ[stage] + 2 * rank * kPanel, mapQ, &smem.q_full[stage],
-                       {0, row0, 2 * rank, head}, kBoth);
-    tma_load(smem.sLse[stage], mapRows, &smem.q_full[stage], {0, 0, tile});
-    mbarrier_wait(&smem.do_empty, gradients.phase() ^ 1);
-    mbarrier_arrive_expect_tx(&smem.do_full, kRowsBytes);
-    tma_load_multicast(smem.sdO + 2 * rank * kPanel, mapdO, &smem.do_full,
-                       {0, row0, 2 * rank, head}, kBoth);
-    tma_load(smem.sD, mapRows, &smem.do_full, {0, 1, tile});
+    for (Visit visit(work); rows.count < end;
+         visit.advance(work), rows.advance(), gradients.advance()) {
+      const int stage = rows.index(), head = visit.head;
+      const int row0 = visit.m_block * Config::kBlockM, tile = head * num_m_blocks + visit.m_block;
+      mbarrier_wait(&smem.q_empty[stage], rows.phase() ^ 1);
+      mbarrier_arrive_expect_tx(&smem.q_full[stage], kRowsBytes);
+      tma_load_multicast(smem.sQ[stage] + 2 * rank * kPanel, mapQ, &smem.q_full[stage],
+                         {0, row0, 2 * rank, head}, kBoth);
+      tma_load(smem.sLse[stage], mapRows, &smem.q_full[stage], {0, 0, tile});
+      mbarrier_wait(&smem.do_empty, gradients.phase() ^ 1);
+      mbarrier_arrive_expect_tx(&smem.do_full, kRowsBytes);
+      tma_load_multicast(smem.sdO + 2 * rank * kPanel, mapdO, &smem.do_full,
+                         {0, row0, 2 * rank, head}, kBoth);
+      tma_load(smem.sD, mapRows, &smem.do_full, {0, 1, tile});
+    }
   }
+  mbarrier_arrive(&smem.kv_full);  // end of work
 }
 //! [producer]
 
@@ -247,11 +295,12 @@ template <class Element>
 __device__ __forceinline__ void init_barriers(SharedStorage<Element>& smem) {
   constexpr int kWarps = Config::kCluster * Config::kConsumerThreads / kWarp;
   mbarrier_init(&smem.kv_full, 1), mbarrier_init(&smem.do_full, 1);
-  mbarrier_init(&smem.do_empty, kWarps);
+  mbarrier_init(&smem.do_empty, kWarps), mbarrier_init(&smem.kv_empty, kWarps / 2);
+  mbarrier_init(&smem.taken_full, 1), mbarrier_init(&smem.taken_empty, 1);
   for (int i = 0; i < Config::kStages; ++i)
     mbarrier_init(&smem.q_full[i], 1), mbarrier_init(&smem.q_empty[i], kWarps);
   for (int i = 0; i < Config::kDsBuffers; ++i)
-    mbarrier_init(&smem.ds_full[i], 1), mbarrier_init(&smem.ds_empty[i], kWarps);
+    mbarrier_init(&smem.ds_full[i], 1);
   mbarrier_init_fence();
 }
 
@@ -265,7 +314,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     Element* __restrict__ gdK,                  // [B, Hkv, seqlen_k, d]
     Element* __restrict__ gdV,                  // as dK
     float4* gAccum,                             // [tiles, blocks, kFragments / 2, threads]: dQ
-    Shape shape, KeyTileOrder order, int num_m_blocks) {
+    Shape shape, KeyTileScheduler scheduler, int num_m_blocks) {
   constexpr int kPanel = Config::kPanel, kBlockM = Config::kBlockM;
   auto& smem = dynamic_shared<SharedStorage<Element>>();
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
@@ -275,12 +324,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   wait_for_launch_before();  // lse, D, cleared accumulators of dot_kernel; visible to TMA, too
   launch_dependents();       // convert_kernel may start: it waits for the end of this kernel
 
-  const KeyTile work = order.at(blockIdx.x / Config::kCluster, shape);
-  const int count = count_visits(work);
   if (warpgroup == kProducer) {
     setmaxnreg_dec<Config::kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0 && count > 0)
-      produce<Element>(smem, mapQ, mapdO, mapK, mapV, mapRows, work, rank, num_m_blocks);
+    if (threadIdx.x % kWarpgroup == 0)
+      produce<Element>(smem, mapQ, mapdO, mapK, mapV, mapRows, shape, scheduler, rank, num_m_blocks);
     __syncwarp();
     cluster_sync();
     return;
@@ -288,11 +335,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   setmaxnreg_inc<Config::kConsumerRegisters>();
 
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
-  const int key0 = work.key0 + rank * Config::kKeys;
   const int columns = 2 * warpgroup * kPanel;  // this warpgroup's half of a tile: two panels
   Gradient dk = {}, dv = {};
   Fragments p, ds;
-  Visit at(work);
+  int visit = 0;  // of all key tiles together
+  PipelineState<1> kv;
   const auto release = [&](uint64_t* empty) {  // one arrival per warp, at both blocks
     __syncwarp();
     if (const int lane_id = thread_index() % kWarp; lane_id < Config::kCluster)
@@ -305,7 +352,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     mbarrier_wait(&smem.ds_full[here.index()], here.phase());
     issue_dq(dq, sdS + (1 - rank) * kPanel, smem.sPeerK + warpgroup * kPanel, true);
   };
-  const auto add_dq = [&](const Scores& dq) {
+  const auto add_dq = [&](const Scores& dq, const Visit& at) {
     float4* const accum = gAccum + ((int64_t{at.head} * num_m_blocks + at.m_block) * 2 + rank) *
                                        (8 * Config::kConsumerThreads);
 #pragma unroll
@@ -314,24 +361,26 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
                  make_float4(dq[f][0], dq[f][1], dq[f][2], dq[f][3]));
   };
 
-  if (count > 0) mbarrier_wait(&smem.kv_full, 0);
-  if (warpgroup == kScores) {
+  // One key tile of the warpgroup that has the scores.
+  //! [scores]
+  const auto process_scores = [&](const KeyTile& work) {
+    Visit at(work);
+    const int key0 = work.key0 + rank * Config::kKeys, end = visit + count_visits(work);
     // S^T becomes P^T, for dV in registers, and for the other warpgroup. The fence: lse before TMA
     // overwrites it.
-    //! [scores]
-    const auto softmax = [&](Scores& s, int visit) {
+    const auto softmax = [&](Scores& s, int stage) {
       const int m_block = at.m_block;
       if (m_block < work.q_range.unmasked_begin || m_block >= work.q_range.unmasked_end)
         apply_mask<Config>(s, shape, m_block * kBlockM + shape.seqlen_k - shape.seqlen_q, key0);
-      probabilities(s, smem.sLse[visit % Config::kStages] + quad_col(), softmax_scale_log2);
+      probabilities(s, smem.sLse[stage] + quad_col(), softmax_scale_log2);
       round_p<Element, kBlockM>(p, s);
       store_fragments(smem.sExchange, p);
       named_barrier_arrive(kProbabilities, Config::kConsumerThreads);
       fence_proxy_async();
     };
     // P of this visit is in registers. S of the next one is computed while the other warpgroup
-    // computes dS, and its exponentials under dK and dQ.
-    const auto process_visit = [&](int visit, auto more) {
+    // computes dS, and its exponentials under dK.
+    const auto process_visit = [&](auto more) {
       const PipelineState<2> here{visit}, next{visit + 1};  // stage of Q, buffer of dS
       Scores s, dq;
       mbarrier_wait(&smem.do_full, visit % 2);
@@ -349,33 +398,34 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       load_fragments(ds, smem.sExchange);
       issue_gradient(dk, ds, smem.sQ[here.index()] + columns);
       wgmma_wait<1>(dq);
-      release(&smem.ds_empty[here.index()]);
-      add_dq(dq);
+      add_dq(dq, at);
       at.advance(work);
       if constexpr (more) {
         wgmma_wait<1>(s);
-        softmax(s, visit + 1);
+        softmax(s, next.index());
       }
       wgmma_wait<0>(dk);
       release(&smem.q_empty[here.index()]);
+      ++visit;
     };
-    if (count > 0) {
-      Scores s;
-      mbarrier_wait(&smem.q_full[0], 0);
-      issue_scores(s, smem.sK, smem.sQ[0]);
-      wgmma_wait<0>(s);
-      softmax(s, 0);
-      int visit = 0;
-      for (; visit + 1 < count; ++visit) process_visit(visit, std::true_type{});
-      process_visit(visit, std::false_type{});
-    }
-    //! [scores]
-  } else {
-    // dP of this visit is in registers. dS goes to the other warpgroup, and as rows of queries to
-    // both blocks.
-    //! [gradients]
+    const PipelineState<2> first{visit};
+    Scores s;
+    mbarrier_wait(&smem.q_full[first.index()], first.phase());
+    issue_scores(s, smem.sK, smem.sQ[first.index()]);
+    wgmma_wait<0>(s);
+    softmax(s, first.index());
+    while (visit + 1 < end) process_visit(std::true_type{});
+    process_visit(std::false_type{});
+  };
+  //! [scores]
+  // One key tile of the warpgroup that has their gradients. dP of a visit is in registers. dS goes
+  // to the other warpgroup, and as rows of queries to both blocks.
+  //! [gradients]
+  const auto process_gradients = [&](const KeyTile& work) {
+    Visit at(work);
+    const int end = visit + count_visits(work);
     Scores s;  // dP^T, then dS^T
-    const auto process_visit = [&](int visit, auto more) {
+    const auto process_visit = [&](auto more) {
       const PipelineState<2> here{visit};
       Scores dq;
       Element* const panel = smem.sdS[here.index()] + rank * kPanel;
@@ -385,8 +435,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       score_gradients<Element>(s, p, smem.sD + quad_col());
       round_p<Element, kBlockM>(ds, s);
       store_fragments(smem.sExchange, ds);
-      mbarrier_wait(&smem.ds_empty[here.index()], here.phase() ^ 1);
-      store_ds(panel, ds);
+      store_ds(panel, ds);  // a free buffer: see kDsBuffers
       fence_proxy_async();  // dS before wgmma and the copy read it; D before TMA overwrites it
       named_barrier_arrive(kGradients, Config::kConsumerThreads);
       named_barrier_sync(kCopy, kWarpgroup);
@@ -399,8 +448,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       issue_dq_of(dq, here);
       issue_gradient(dk, ds, smem.sQ[here.index()] + columns);
       wgmma_wait<1>(dq);
-      release(&smem.ds_empty[here.index()]);
-      add_dq(dq);
+      add_dq(dq, at);
       at.advance(work);
       if constexpr (more) {
         mbarrier_wait(&smem.do_full, (visit + 1) % 2);
@@ -409,24 +457,42 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       wgmma_wait<more>(dk);
       release(&smem.q_empty[here.index()]);
       if constexpr (more) wgmma_wait<0>(s);
+      ++visit;
     };
-    if (count > 0) {
-      mbarrier_wait(&smem.do_full, 0);
-      issue_scores(s, smem.sV, smem.sdO);
-      wgmma_wait<0>(s);
-      int visit = 0;
-      for (; visit + 1 < count; ++visit) process_visit(visit, std::true_type{});
-      process_visit(visit, std::false_type{});
-    }
-    //! [gradients]
-  }
+    mbarrier_wait(&smem.do_full, visit % 2);
+    issue_scores(s, smem.sV, smem.sdO);
+    wgmma_wait<0>(s);
+    while (visit + 1 < end) process_visit(std::true_type{});
+    process_visit(std::false_type{});
+  };
+  //! [gradients]
 
-  // Store dK and dV: zeros if these keys are visible to no row.
-  const int key = key0 + first_row() % 64, keys = shape.seqlen_k - key;
-  const int64_t first = (int64_t{work.kv_head} * shape.seqlen_k + key) * Config::kHeadDim +
-                        warpgroup * Config::kColumns;
-  store_gradient(gdK + first, Config::kHeadDim, keys, dk, shape.softmax_scale);
-  store_gradient(gdV + first, Config::kHeadDim, keys, dv, 1);
+  const auto process_key_tiles = [&](auto process) {
+    for (;; kv.advance()) {
+      mbarrier_wait(&smem.kv_full, kv.phase());
+      const unsigned index = smem.index;
+      if (index >= scheduler.count()) return;
+      const KeyTile work = scheduler.at(index, shape);
+      if (count_visits(work) > 0) process(work);
+      __syncwarp();
+      if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.kv_empty);
+      // Store dK and dV: zeros if these keys are visible to no row.
+      const int key = work.key0 + rank * Config::kKeys + first_row() % 64;
+      const int keys = shape.seqlen_k - key;
+      const int64_t first = (int64_t{work.kv_head} * shape.seqlen_k + key) * Config::kHeadDim +
+                            warpgroup * Config::kColumns;
+      store_gradient(gdK + first, Config::kHeadDim, keys, dk, shape.softmax_scale);
+      store_gradient(gdV + first, Config::kHeadDim, keys, dv, 1);
+#pragma unroll
+      for (int n = 0; n < Config::kColumns / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) dk[n][i] = dv[n][i] = 0;
+    }
+  };
+  if (warpgroup == kScores)
+    process_key_tiles(process_scores);
+  else
+    process_key_tiles(process_gradients);
   cluster_sync();  // the other block's arrivals and copies have come
 }
 
@@ -469,7 +535,8 @@ Status launch(const Arguments& args) {
   const int num_m_blocks = static_cast<int>(ceil_div(p.seqlen_q, Config::kBlockM));
   const int64_t tiles = num_m_blocks * p.batch * p.heads;
   const Machine machine = args.backend == Backend::gpu ? this_machine() : Machine{kEmulatedSms};
-  const KeyTileOrder order(p, machine);
+  const KeyTileScheduler scheduler(p, args.out<unsigned>("tile_counter"), machine);
+  const unsigned clusters = std::min<unsigned>(scheduler.count(), machine.num_sms / Config::kCluster);
   float4* const accum = args.out<float4>("accum");
   TensorMap q, dout, k, v, rows;
   for (const Status& made :
@@ -482,17 +549,16 @@ Status launch(const Arguments& args) {
                            Swizzle::kNone)})
     if (!made.ok()) return made;
   args.phase("dot");
-  unsigned* const no_counter = nullptr;
   Status status =
       launch_kernel(dot_kernel<Element, Config, true>, dim3(static_cast<unsigned>(tiles)),
                     dim3(256), 0, args.stream, params.o, params.dout, params.lse,
-                    args.out<float>("rows"), accum, no_counter, shape, num_m_blocks);
+                    args.out<float>("rows"), accum, scheduler.counter, shape, num_m_blocks);
   if (!status.ok()) return status;
   args.phase("attention_backward");
   status = launch_kernel({.cluster = Config::kCluster, .dependent = true},
-                         attention_backward_kernel<Element>, dim3(Config::kCluster * order.count()),
+                         attention_backward_kernel<Element>, dim3(Config::kCluster * clusters),
                          dim3(Config::kThreads), sizeof(SharedStorage<Element>), args.stream, q,
-                         dout, k, v, rows, params.dk, params.dv, accum, shape, order, num_m_blocks);
+                         dout, k, v, rows, params.dk, params.dv, accum, shape, scheduler, num_m_blocks);
   if (!status.ok()) return status;
   args.phase("convert");
   return launch_kernel({.dependent = true}, convert_kernel<Element>,

@@ -320,7 +320,7 @@ int compare(const std::vector<std::string>& arguments) {
     fmt::print("| `{}`{} | {} | {}{}{} | {}/{} | {} | {} | {:.2f} | {} | {}{} |\n", m.step, what,
                m.step == "p7_peer_decode" ? "peers" : m.transport, p.seqlen_k, mask, lengths,
                p.heads, p.kv_heads, us(m.one_gpu_s), us(m.seconds), m.one_gpu_s / m.seconds,
-               is_ring(m.step) ? fmt::format("{:.0f} %", 100 * m.overlap) : "-", us(m.predicted_s),
+               is_ring(m.step) ? fmt::format("{:.0f} %", 100 * std::max(0.0, m.overlap)) : "-", us(m.predicted_s),
                m.is_predicted() ? "" : " *");
   }
   return 0;

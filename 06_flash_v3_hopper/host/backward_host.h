@@ -78,9 +78,14 @@ inline Step cluster_step(std::string name, std::string idea, Launch launch) {
   Step cluster = step(std::move(name), std::move(idea), launch);
   cluster.limits.head_dims = {256};
   cluster.refuses = [](const Problem& p) {
-    return refuse_grid(p, {kClusterTiles.block_m / 2, kClusterTiles.block_n / 2});  // two blocks per tile
+    // two blocks per tile
+    return refuse_grid(p, {kClusterTiles.block_m / 2, kClusterTiles.block_n / 2});
   };
-  cluster.workspaces = [](const Problem& p) { return gradient_workspaces(p, kClusterTiles); };
+  cluster.workspaces = [](const Problem& p) {
+    std::vector<Workspace> all = gradient_workspaces(p, kClusterTiles);
+    all.push_back({"tile_counter", 4});
+    return all;
+  };
   cluster.cost = [](const Problem& p) {
     return Cost{dot_phase(p), gradient_phase(p, kClusterTiles), convert_phase(p)};
   };
