@@ -25,6 +25,7 @@
 #include "ptx/stmatrix.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
+#include "kernels/backward_cluster.h"
 #include "kernels/backward_tiles.h"
 
 namespace ATTN_BACKEND::b8_cluster {
@@ -44,7 +45,7 @@ struct Config {
   static constexpr int kStages = 2;  // of Q; dO has one
   // Of dS. As many as of Q: a stage of Q is released when dQ and dK of its visit are complete, and
   // loaded again when all warps of both blocks have released it. So P of visit i + 2 is computed
-  // when nobody reads dS of visit i.
+  // when dS of visit i is no longer read.
   static constexpr int kDsBuffers = kStages;
   static constexpr int kThreads = 3 * kWarpgroup, kConsumerThreads = 2 * kWarpgroup;
   static constexpr int kFragments = kBlockM * kHeadDim / 4 / kConsumerThreads;  // of a dQ tile
@@ -70,7 +71,7 @@ struct SharedStorage {
   alignas(1024) Element sdO[4 * kPanel];
   alignas(1024) Element sdS[Config::kDsBuffers][Config::kCluster * kPanel];  // a panel per block
   alignas(16) uint4 sExchange[4][kWarpgroup];  // P or dS: what a thread passes its counterpart
-  uint4 sTaken[2];  // .x: index of the next key tile, as sent and as received; a copy takes 16 bytes
+  uint4 sTaken[2];  // .x: index of the next key tile, as sent and as received; copied as 16 bytes
   unsigned index;                     // of this key tile; guarded by kv_full and kv_empty
   alignas(128) float sLse[Config::kStages][Config::kBlockM];  // lse / log(2), per row
   alignas(128) float sD[Config::kBlockM];                     // rowsum(dO . O)
@@ -112,19 +113,6 @@ struct KeyTileScheduler {
                                static_cast<int>(in_section / heads));
   }
 };
-
-// The visits of a key tile, one after another: its query tiles, of all query heads of the group.
-struct Visit {
-  int head, m_block;
-  __device__ explicit Visit(const KeyTile& work)
-      : head(work.first_head), m_block(work.q_range.begin) {}
-  __device__ void advance(const KeyTile& work) {
-    if (++m_block == work.q_range.end) m_block = work.q_range.begin, ++head;
-  }
-};
-__device__ __forceinline__ int count_visits(const KeyTile& work) {
-  return (work.end - work.first_head) * (work.q_range.end - work.q_range.begin);
-}
 
 // S^T = K Q^T, or dP^T = V dO^T: [64 keys, 64 rows], both K-major. Issues only; does not wait.
 template <class Element>
@@ -218,8 +206,8 @@ __device__ __forceinline__ void store_ds(Element* sdS,
   for (int i = 0; i < Config::kBlockM / 16; ++i) stmatrix_x4_trans(to + 16 * 64 * i, ds[i]);
 }
 
-// The index of the next key tile. The first block of the cluster takes it and sends it to the other.
-// One thread of each.
+// The index of the next key tile. The first block of the cluster takes it and sends it to the
+// other. One thread of each.
 //! [take]
 template <class Element>
 __device__ __forceinline__ unsigned take_next(SharedStorage<Element>& smem,
@@ -249,10 +237,9 @@ template <class Element>
 __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const TensorMap& mapQ,
                                         const TensorMap& mapdO, const TensorMap& mapK,
                                         const TensorMap& mapV, const TensorMap& mapRows,
-                                        const Shape& shape, const KeyTileScheduler& scheduler, int rank,
-                                        int num_m_blocks) {
+                                        const Shape& shape, const KeyTileScheduler& scheduler,
+                                        int rank, int num_m_blocks) {
   constexpr int kPanel = Config::kPanel, kRowsBytes = Config::kTileBytes + 4 * Config::kBlockM;
-  constexpr uint16_t kBoth = 3;
   PipelineState<Config::kStages> rows;
   PipelineState<1> gradients, kv;  // as many key tiles as indices
   for (unsigned index = scheduler.first();; kv.advance()) {
@@ -261,14 +248,13 @@ __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const Tens
     if (index >= scheduler.count()) break;
     const KeyTile work = scheduler.at(index, shape);
     const int key0 = work.key0 + rank * Config::kKeys, kv_head = work.kv_head;
-    const int peer_key0 = work.key0 + (1 - rank) * Config::kKeys;
     const int end = rows.count + count_visits(work);
     mbarrier_arrive_expect_tx(&smem.kv_full, 2 * Config::kTileBytes + Config::kTileBytes / 2);
     for (int half = 0; half < 2; ++half) {
       tma_load(smem.sK + 2 * half * kPanel, mapK, &smem.kv_full, {0, key0, 2 * half, kv_head});
       tma_load(smem.sV + 2 * half * kPanel, mapV, &smem.kv_full, {0, key0, 2 * half, kv_head});
     }
-    tma_load(smem.sPeerK, mapK, &smem.kv_full, {0, peer_key0, 2 * rank, kv_head});
+    tma_load(smem.sPeerK, mapK, &smem.kv_full, {0, key0 ^ Config::kKeys, 2 * rank, kv_head});
     index = take_next(smem, scheduler, rank, kv.phase());
 #pragma unroll 1  // few registers
     for (Visit visit(work); rows.count < end;
@@ -278,12 +264,12 @@ __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const Tens
       mbarrier_wait(&smem.q_empty[stage], rows.phase() ^ 1);
       mbarrier_arrive_expect_tx(&smem.q_full[stage], kRowsBytes);
       tma_load_multicast(smem.sQ[stage] + 2 * rank * kPanel, mapQ, &smem.q_full[stage],
-                         {0, row0, 2 * rank, head}, kBoth);
+                         {0, row0, 2 * rank, head}, 0b11);
       tma_load(smem.sLse[stage], mapRows, &smem.q_full[stage], {0, 0, tile});
       mbarrier_wait(&smem.do_empty, gradients.phase() ^ 1);
       mbarrier_arrive_expect_tx(&smem.do_full, kRowsBytes);
       tma_load_multicast(smem.sdO + 2 * rank * kPanel, mapdO, &smem.do_full,
-                         {0, row0, 2 * rank, head}, kBoth);
+                         {0, row0, 2 * rank, head}, 0b11);
       tma_load(smem.sD, mapRows, &smem.do_full, {0, 1, tile});
     }
   }
@@ -298,9 +284,8 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Element>& smem) {
   mbarrier_init(&smem.do_empty, kWarps), mbarrier_init(&smem.kv_empty, kWarps / 2);
   mbarrier_init(&smem.taken_full, 1), mbarrier_init(&smem.taken_empty, 1);
   for (int i = 0; i < Config::kStages; ++i)
-    mbarrier_init(&smem.q_full[i], 1), mbarrier_init(&smem.q_empty[i], kWarps);
-  for (int i = 0; i < Config::kDsBuffers; ++i)
-    mbarrier_init(&smem.ds_full[i], 1);
+    mbarrier_init(&smem.q_full[i], 1), mbarrier_init(&smem.q_empty[i], kWarps),
+        mbarrier_init(&smem.ds_full[i], 1);
   mbarrier_init_fence();
 }
 
@@ -327,7 +312,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   if (warpgroup == kProducer) {
     setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x % kWarpgroup == 0)
-      produce<Element>(smem, mapQ, mapdO, mapK, mapV, mapRows, shape, scheduler, rank, num_m_blocks);
+      produce<Element>(smem, mapQ, mapdO, mapK, mapV, mapRows, shape, scheduler, rank,
+                       num_m_blocks);
     __syncwarp();
     cluster_sync();
     return;
@@ -369,9 +355,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     // S^T becomes P^T, for dV in registers, and for the other warpgroup. The fence: lse before TMA
     // overwrites it.
     const auto softmax = [&](Scores& s, int stage) {
-      const int m_block = at.m_block;
-      if (m_block < work.q_range.unmasked_begin || m_block >= work.q_range.unmasked_end)
-        apply_mask<Config>(s, shape, m_block * kBlockM + shape.seqlen_k - shape.seqlen_q, key0);
+      if (at.m_block < work.q_range.unmasked_begin || at.m_block >= work.q_range.unmasked_end)
+        apply_mask<Config>(s, shape, at.m_block * kBlockM + shape.seqlen_k - shape.seqlen_q, key0);
       probabilities(s, smem.sLse[stage] + quad_col(), softmax_scale_log2);
       round_p<Element, kBlockM>(p, s);
       store_fragments(smem.sExchange, p);
@@ -489,42 +474,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
         for (int i = 0; i < 4; ++i) dk[n][i] = dv[n][i] = 0;
     }
   };
-  if (warpgroup == kScores)
-    process_key_tiles(process_scores);
-  else
-    process_key_tiles(process_gradients);
+  warpgroup == kScores ? process_key_tiles(process_scores) : process_key_tiles(process_gradients);
   cluster_sync();  // the other block's arrivals and copies have come
-}
-
-// Postprocess of half of the columns of a query tile: dQ = scale * accumulator, rounded.
-template <class Element>
-__global__ void __launch_bounds__(Config::kConsumerThreads)
-    convert_kernel(const float4* gAccum,  // [tiles, blocks, kFragments / 2, threads]
-                   Element* gdQ,          // [B, Hq, seqlen_q, d]
-                   Shape shape, int num_m_blocks) {
-  wait_for_launch_before();
-  const int64_t tile = blockIdx.x / 2, bh = tile / num_m_blocks;
-  const int row = static_cast<int>(tile % num_m_blocks) * Config::kBlockM + first_row() % 64;
-  const int column = static_cast<int>(blockIdx.x % 2) * Config::kColumns +
-                     thread_index() / kWarpgroup * (Config::kColumns / 2);
-  Scores x;
-#pragma unroll
-  for (int f = 0; f < 8; ++f) {
-    const float4 sum =
-        gAccum[(int64_t{blockIdx.x} * 8 + f) * Config::kConsumerThreads + thread_index()];
-    x[f][0] = sum.x, x[f][1] = sum.y, x[f][2] = sum.z, x[f][3] = sum.w;
-  }
-  store_gradient(gdQ + (bh * shape.seqlen_q + row) * Config::kHeadDim + column, Config::kHeadDim,
-                 shape.seqlen_q - row, x, shape.softmax_scale);
-}
-
-// A map as of map_of, of boxes of 64 rows and two panels.
-template <class Element>
-Status map_of_half(TensorMap& map, const Element* g, const Problem& p, int64_t heads,
-                   int64_t rows) {
-  const int64_t d = p.head_dim;
-  return make_tensor_map<4>(map, g, {64, rows, d / 64, heads * p.batch},
-                            {2 * d, 128, 2 * d * rows}, {64, 64, 2, 1}, Swizzle::k128);
 }
 
 template <class Element>
@@ -536,7 +487,8 @@ Status launch(const Arguments& args) {
   const int64_t tiles = num_m_blocks * p.batch * p.heads;
   const Machine machine = args.backend == Backend::gpu ? this_machine() : Machine{kEmulatedSms};
   const KeyTileScheduler scheduler(p, args.out<unsigned>("tile_counter"), machine);
-  const unsigned clusters = std::min<unsigned>(scheduler.count(), machine.num_sms / Config::kCluster);
+  const unsigned clusters =
+      std::min<unsigned>(scheduler.count(), machine.num_sms / Config::kCluster);
   float4* const accum = args.out<float4>("accum");
   TensorMap q, dout, k, v, rows;
   for (const Status& made :
@@ -558,10 +510,11 @@ Status launch(const Arguments& args) {
   status = launch_kernel({.cluster = Config::kCluster, .dependent = true},
                          attention_backward_kernel<Element>, dim3(Config::kCluster * clusters),
                          dim3(Config::kThreads), sizeof(SharedStorage<Element>), args.stream, q,
-                         dout, k, v, rows, params.dk, params.dv, accum, shape, scheduler, num_m_blocks);
+                         dout, k, v, rows, params.dk, params.dv, accum, shape, scheduler,
+                         num_m_blocks);
   if (!status.ok()) return status;
   args.phase("convert");
-  return launch_kernel({.dependent = true}, convert_kernel<Element>,
+  return launch_kernel({.dependent = true}, convert_halves_kernel<Element, Config>,
                        dim3(static_cast<unsigned>(2 * tiles)), dim3(Config::kConsumerThreads), 0,
                        args.stream, args.in<float4>("accum"), params.dq, shape, num_m_blocks);
 }

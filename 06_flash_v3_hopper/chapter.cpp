@@ -131,6 +131,9 @@ Chapter make_chapter() {
   };
   for (Step& step : c.steps | std::views::take(2)) step.needs = kHopperTarget;  // with mma.sync
   backward_host::add_steps(c);
+  c.steps.push_back(backward_host::cluster_step(
+      "b8_cluster", "d=256: two blocks share the sum of dQ, and loads of Q and dO",
+      ATTN_LAUNCH(b8_cluster)));
   std::ranges::move(fp8_steps(), std::back_inserter(c.steps));
   return c;
 }

@@ -316,11 +316,12 @@ int compare(const std::vector<std::string>& arguments) {
     const Problem& p = m.problem;
     const std::string what = p.own.contains("collective") ? ", all-reduce" : "";
     const std::string mask = p.seqlen_q == 1 ? "" : p.causal ? ", causal" : ", full";
+    const double overlap = std::max(0.0, m.overlap);  // a rank may wait for one that has work
     const std::string lengths = p.seqused_k.empty() ? "" : fmt::format(", {} lengths", p.batch);
     fmt::print("| `{}`{} | {} | {}{}{} | {}/{} | {} | {} | {:.2f} | {} | {}{} |\n", m.step, what,
                m.step == "p7_peer_decode" ? "peers" : m.transport, p.seqlen_k, mask, lengths,
                p.heads, p.kv_heads, us(m.one_gpu_s), us(m.seconds), m.one_gpu_s / m.seconds,
-               is_ring(m.step) ? fmt::format("{:.0f} %", 100 * std::max(0.0, m.overlap)) : "-", us(m.predicted_s),
+               is_ring(m.step) ? fmt::format("{:.0f} %", 100 * overlap) : "-", us(m.predicted_s),
                m.is_predicted() ? "" : " *");
   }
   return 0;

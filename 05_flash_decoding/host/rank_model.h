@@ -31,8 +31,8 @@ struct Machine {
 const Machine& nvlink_copies();
 const Machine& nvlink_nccl();
 const Machine& infiniband();
-// The same with the memory of another GPU, as the driver names it ("NVIDIA H100 80GB HBM3"): an H200
-// reads 96 % of its datasheet's bandwidth.
+// The same with the memory of another GPU, as the driver names it ("NVIDIA H100 80GB HBM3"): reads
+// as an H200, 96 % of the datasheet's bandwidth.
 Machine with_memory_of(Machine, const std::string& gpu);
 
 struct Prediction {

@@ -111,9 +111,6 @@ inline void add_steps(Chapter& c) {
   c.steps.push_back(whole_heads_step("b7_dependent_launches",
                                      "launch latencies overlap with the kernel before",
                                      ATTN_LAUNCH(b7_dependent_launches)));
-  c.steps.push_back(cluster_step("b8_cluster",
-                                 "d=256: two blocks share the sum of dQ, and loads of Q and dO",
-                                 ATTN_LAUNCH(b8_cluster)));
 }
 
 }  // namespace attn::backward_host

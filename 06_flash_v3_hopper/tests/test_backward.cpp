@@ -161,9 +161,11 @@ TEST_CASE("backward: softmax scales", "[emulated]") {
 }
 
 TEST_CASE("backward steps refuse unsupported problems with the reason", "[emulated]") {
-  const auto reasons = [](Problem p, const char* part) {
-    p.finish();
+  const auto reasons = [](const Problem& given, const char* part) {
     for (const Step* step : backward_steps()) {
+      Problem p = given;
+      if (step->name == "b8_cluster" && p.head_dim == 64) p.head_dim = 256;  // that it takes
+      p.finish();
       INFO(step->name << ": " << refusal(*step, p).value_or("not refused"));
       CHECK(refusal(*step, p).value_or("").find(part) != std::string::npos);
     }

@@ -1,0 +1,57 @@
+// Parts of b8_cluster that are no part of its pipeline: the order of visits, tensor maps, and the
+// conversion of dQ.
+#pragma once
+
+#include "attn/kernel.h"
+#include "kernels/backward_tiles.h"
+#include "ptx/grid_dependency.h"
+#include "ptx/tma.h"
+
+namespace ATTN_BACKEND::hopper {
+using namespace attn;
+
+// The visits of a key tile, one after another: its query tiles, of all query heads of the group.
+struct Visit {
+  int head, m_block;
+  __device__ explicit Visit(const KeyTile& work)
+      : head(work.first_head), m_block(work.q_range.begin) {}
+  __device__ void advance(const KeyTile& work) {
+    if (++m_block == work.q_range.end) m_block = work.q_range.begin, ++head;
+  }
+};
+__device__ __forceinline__ int count_visits(const KeyTile& work) {
+  return (work.end - work.first_head) * (work.q_range.end - work.q_range.begin);
+}
+
+// A map as of map_of, of boxes of 64 rows and two panels.
+template <class Element>
+Status map_of_half(TensorMap& map, const Element* g, const Problem& p, int64_t heads,
+                   int64_t rows) {
+  const int64_t d = p.head_dim;
+  return make_tensor_map<4>(map, g, {64, rows, d / 64, heads * p.batch},
+                            {2 * d, 128, 2 * d * rows}, {64, 64, 2, 1}, Swizzle::k128);
+}
+
+// Postprocess of half of the columns of a query tile: dQ = scale * accumulator, rounded.
+template <class Element, class Config>
+__global__ void __launch_bounds__(Config::kConsumerThreads)
+    convert_halves_kernel(const float4* gAccum,  // [tiles, blocks, kFragments / 2, threads]
+                   Element* gdQ,          // [B, Hq, seqlen_q, d]
+                   Shape shape, int num_m_blocks) {
+  wait_for_launch_before();
+  const int64_t tile = blockIdx.x / 2, bh = tile / num_m_blocks;
+  const int row = static_cast<int>(tile % num_m_blocks) * Config::kBlockM + first_row() % 64;
+  const int column = static_cast<int>(blockIdx.x % 2) * Config::kColumns +
+                     thread_index() / kWarpgroup * (Config::kColumns / 2);
+  float x[8][4];
+#pragma unroll
+  for (int f = 0; f < 8; ++f) {
+    const float4 sum =
+        gAccum[(int64_t{blockIdx.x} * 8 + f) * Config::kConsumerThreads + thread_index()];
+    x[f][0] = sum.x, x[f][1] = sum.y, x[f][2] = sum.z, x[f][3] = sum.w;
+  }
+  store_gradient(gdQ + (bh * shape.seqlen_q + row) * Config::kHeadDim + column, Config::kHeadDim,
+                 shape.seqlen_q - row, x, shape.softmax_scale);
+}
+
+}  // namespace ATTN_BACKEND::hopper
