@@ -21,7 +21,7 @@
 #include "attn/kernel.h"
 #include "ranks/sharded.h"
 
-// Chapter 06's last backward step, which this program is linked with.
+// Chapter 06's b7, which this program is linked with.
 namespace ATTN_BACKEND::b7_dependent_launches {
 attn::Status launch(const attn::Arguments&);
 }

@@ -139,7 +139,7 @@ double difference(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 // The step that one GPU runs: of decoding the chapter's last without ranks, of a forward pass the
-// ring with one rank, whose kernel is chapter 06's, of a backward pass chapter 06's last.
+// ring with one rank, whose kernel is chapter 06's, of a backward pass chapter 06's b7.
 struct OneGpu {
   std::string step;
   double seconds;

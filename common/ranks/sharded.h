@@ -99,7 +99,7 @@ std::optional<std::string> refuse_decode_pages(const Problem&);
 /// dense: "q0", "o0", "do0" and "dq0" are `[B, Hq, rows, d]`, "lse0" `[B, Hq, rows]`. "kv" has K
 /// and V of all its parts, each `[B, Hkv, rows, d]`: K0, V0, K1, V1; "dkv" dK and dV.
 Status run_backward(const Arguments&, TokenOrder, const ForwardProgram&);
-/// The workspaces of chapter 06's last backward step, which works on pairs of parts.
+/// The workspaces of chapter 06's b7, which works on pairs of parts.
 std::vector<Workspace> workspaces_of_backward(const Problem&);
 
 /// Copies rows between buffers of any devices: `width` bytes each, so many bytes apart.

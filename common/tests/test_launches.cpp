@@ -24,11 +24,12 @@ std::optional<Problem> problem_for(const Step& step, Backend backend) {
   p.batch = small ? 1 : 2, p.heads = small ? 2 : 4, p.kv_heads = small ? 1 : 2, p.causal = true;
   p.top_k = 5;
   if (op.name == "paged_mla") p.head_dim = 576, p.kv_heads = 1;
-  for (int n = 0; n < 4; ++n) {
+  for (int n = 0; n < 5; ++n) {
     Problem one = p;
     if (n == 1) one.causal = false;
     if (n == 2) one.dtype = DType::fp32;
     if (n == 3) one.varlen_q = {p.seqlen_q, 17}, one.varlen_k = {p.seqlen_k, 33};
+    if (n == 4) one.head_dim = 256;  // of a step for wide heads alone
     if (op.complete) op.complete(one, {"--head-dim", "--kv-heads", "--heads"});
     one.matrix = op.matrix;
     one.finish();
