@@ -6,8 +6,8 @@
 //           blocks form a cluster: each has 64 keys and sends its dS to the other, each adds half
 //           of the columns of dQ, summed over 128 keys. Q and dO are multicast.
 // why       With 64 keys per block alone, 64 KB of dQ would be added to L2 per 64 x 64 scores: 26
-//           bytes per clock and SM at the rate of the MMAs, more than L2 takes.
-// expect    bytes of dQ additions and of Q and dO from L2: half; TFLOP/s near those at d=128
+//           bytes per clock and SM at the rate of the MMAs, twice as many as at d=128.
+// expect    bytes of dQ additions, and of Q and dO from L2, per score: half of a block's alone
 // source    flash-attention pull request 2889 for the exchange of dS; the division of labour
 //           between the warpgroups is ours
 // supports  fp16, bf16; head dim 256; any lengths, masks, GQA
@@ -33,15 +33,15 @@ using namespace attn;
 using namespace hopper;
 
 // The warpgroups of a block, and its named barriers. kProbabilities: P has been stored; kGradients:
-// dS has; kCopy: all of the warpgroup that stores dS.
+// dS has been stored; kCopy: among the threads that store dS, before one of them copies it.
 enum Role { kScores = 0, kScoreGradients = 1, kProducer = 2 };
 enum NamedBarrier { kProbabilities = 1, kGradients = 2, kCopy = 3 };
 
 //! [config]
 struct Config {
   static constexpr int kHeadDim = 256, kBlockM = 64;
-  static constexpr int kCluster = 2, kKeys = 64, kBlockN = kCluster * kKeys;  // of a block; of all
-  static constexpr int kColumns = kHeadDim / 2;  // of dK, dV: a warpgroup's; of dQ: a block's
+  static constexpr int kCluster = 2, kKeys = 64, kBlockN = 128;  // blocks; keys of one; of both
+  static constexpr int kColumns = kHeadDim / 2;  // of dK and dV per warpgroup; of dQ per block
   static constexpr int kStages = 2;  // of Q; dO has one
   // Of dS. As many as of Q: a stage of Q is released when dQ and dK of its visit are complete, and
   // loaded again when all warps of both blocks have released it. So P of visit i + 2 is computed
@@ -55,7 +55,8 @@ struct Config {
   static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168, "of 65536 in all");
 };
 //! [config]
-// Per thread: S^T, dP^T or a part of dQ, [64, 64]; dK or dV, [64, 128]; P^T or dS^T, rounded.
+// Per thread. Scores: S^T, dP^T, or 64 x 64 of dQ; Gradient: dK or dV, [64, 128]; Fragments: P^T or
+// dS^T, rounded.
 using Scores = float[8][4];
 using Gradient = float[Config::kColumns / 8][4];
 using Fragments = uint32_t[4][4];
@@ -241,7 +242,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const Tens
                                         int rank, int num_m_blocks) {
   constexpr int kPanel = Config::kPanel, kRowsBytes = Config::kTileBytes + 4 * Config::kBlockM;
   PipelineState<Config::kStages> rows;
-  PipelineState<1> gradients, kv;  // as many key tiles as indices
+  PipelineState<1> gradients, kv;  // of dO; of key tiles, and of their indices
   for (unsigned index = scheduler.first();; kv.advance()) {
     mbarrier_wait(&smem.kv_empty, kv.phase() ^ 1);
     smem.index = index;
@@ -324,7 +325,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   const int columns = 2 * warpgroup * kPanel;  // this warpgroup's half of a tile: two panels
   Gradient dk = {}, dv = {};
   Fragments p, ds;
-  int visit = 0;  // of all key tiles together
+  int visit = 0;  // counts through all key tiles: its parities are those of the barriers
   PipelineState<1> kv;
   const auto release = [&](uint64_t* empty) {  // one arrival per warp, at both blocks
     __syncwarp();
@@ -485,7 +486,7 @@ Status launch(const Arguments& args) {
   const Shape shape = shape_of(p);
   const int num_m_blocks = static_cast<int>(ceil_div(p.seqlen_q, Config::kBlockM));
   const int64_t tiles = num_m_blocks * p.batch * p.heads;
-  const Machine machine = args.backend == Backend::gpu ? this_machine() : Machine{kEmulatedSms};
+  const Machine machine = args.backend == Backend::gpu ? this_machine() : Machine{2 * kEmulatedSms};
   const KeyTileScheduler scheduler(p, args.out<unsigned>("tile_counter"), machine);
   const unsigned clusters =
       std::min<unsigned>(scheduler.count(), machine.num_sms / Config::kCluster);

@@ -178,7 +178,7 @@ OneGpu time_one(const Options& options, Device device, Tensors& tensors) {
     if (const Status s = timer.time(args, launch, sample); !s.ok()) throw DeviceError(s.message);
     if (n >= 0) seconds.push_back(sample.seconds);
   }
-  return {backwards ? "06_flash_v3_hopper, last backward step" : name, median(seconds),
+  return {backwards ? "06_flash_v3_hopper/b7_dependent_launches" : name, median(seconds),
           tensors.sample(p.dtype)};
 }
 

@@ -9,8 +9,9 @@
 
 namespace attn::rank_model {
 
-// What a prediction assumes of a machine. The rates and latencies, but for InfiniBand's, were
-// measured on H200s: those of kernels on one GPU, those of links by --measure-links on two.
+// What a prediction assumes of a machine. Rates of kernels and of the copy engine were measured on
+// H200s; latencies and NCCL's rates were fitted to the times of two, next_message_s to those of
+// four H100s. launch_s, and what concerns InfiniBand, is assumed.
 struct Machine {
   std::string name = "NVLink, copy engine";
   double forward_flops = 650e12;   // chapter 06's forward pass, bf16, d=128, long sequences
@@ -22,7 +23,7 @@ struct Machine {
   // Per direction and rank, of messages below 128 MiB and of larger ones.
   double small_bytes_per_s = 351e9, link_bytes_per_s = 381e9;
   double message_s = 14e-6;  // from the start of a message to its first byte
-  double next_message_s = 9e-6;  // to another rank at the same time: the copy engine sends in turn
+  double next_message_s = 9e-6;  // decoding, to another rank: the copy engine sends in turn
   double peer_s = 7e-6;      // p7: partial results to peers, flags, the merge
   double transfer_s(double bytes) const {
     return bytes / (bytes < 128 << 20 ? small_bytes_per_s : link_bytes_per_s);

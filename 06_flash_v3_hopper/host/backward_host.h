@@ -72,8 +72,8 @@ inline Step whole_heads_step(std::string name, std::string idea, Launch launch) 
 }
 
 inline constexpr BackwardTiles kClusterTiles{64, 128};
-// Head dim 256: a block's half of a key tile loads all of Q and dO, half of them for the other
-// block, and adds half of the columns of dQ.
+// Head dim 256: a cluster of two blocks per key tile. Each loads half of the columns of Q and dO,
+// for both, and adds half of the columns of dQ.
 inline Step cluster_step(std::string name, std::string idea, Launch launch) {
   Step cluster = step(std::move(name), std::move(idea), launch);
   cluster.limits.head_dims = {256};

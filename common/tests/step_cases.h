@@ -300,7 +300,9 @@ inline bool in_turn(const Step& step, int number) {
   const auto rung = [](const Step& s) { return std::stoi(s.name.substr(1)); };
   int last = 0;
   for (const Step& s : chapter().steps)
-    if (s.operation == step.operation && s.name[0] == step.name[0]) last = std::max(last, rung(s));
+    if (s.operation == step.operation && s.name[0] == step.name[0] &&
+        s.limits.head_dims == step.limits.head_dims)  // a step for other head dims is no later one
+      last = std::max(last, rung(s));
   return rung(step) == 1 || rung(step) == last || step.name.ends_with("_tuned") ||
          (number + rung(step)) % 3 == 0;
 }
