@@ -1,6 +1,7 @@
 // b8_cluster: head dim 256; a cluster of two blocks shares the sum of dQ.
 //
-// parent    b7_dependent_launches
+// parent    two: tiles, masks and launches of b7_dependent_launches, the split of the columns
+//           between warpgroups of 07's v13_mla_wgmma
 // change    dK and dV of 64 keys fill the registers of two warpgroups, so each has half of the
 //           columns. One computes S and P, the other dP and dS; they pass each other P and dS. Two
 //           blocks form a cluster: each has 64 keys and sends its dS to the other, each adds half
@@ -33,7 +34,7 @@ using namespace attn;
 using namespace hopper;
 
 // The warpgroups of a block, and its named barriers. kProbabilities: P has been stored; kGradients:
-// dS has been stored; kCopy: among the threads that store dS, before one of them copies it.
+// dS has been stored; kCopy: among the threads that store dS, before they read it.
 enum Role { kScores = 0, kScoreGradients = 1, kProducer = 2 };
 enum NamedBarrier { kProbabilities = 1, kGradients = 2, kCopy = 3 };
 
