@@ -273,18 +273,14 @@ problems_of() {
           done
         done
       done
-      for d in 64 128; do
+      for d in 64 128 256; do
+        steps=$(steps_like "$1" '^b[1-7]_')
+        [ $d != 256 ] || steps=$(steps_like "$1" '^b8_')
         for mask in "" causal; do
           for n in 512 2048 16384; do
-            echo "backward_d$d${mask:+_$mask}_n$n --operation backward --step" \
-              "$(steps_like "$1" '^b[1-7]_') $(tokens $d $n) ${mask:+--$mask}"
+            echo "backward_d$d${mask:+_$mask}_n$n --operation backward --step $steps" \
+              "$(tokens $d $n) ${mask:+--$mask}"
           done
-        done
-      done
-      for mask in "" causal; do
-        for n in 512 2048 16384; do
-          echo "backward_d256${mask:+_$mask}_n$n --operation backward --step" \
-            "$(steps_like "$1" '^b8_') $(tokens 256 $n) ${mask:+--$mask}"
         done
       done
       # The alternatives to chapter 08's skipping steps: all blocks, and no lists.
