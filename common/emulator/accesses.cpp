@@ -18,6 +18,13 @@
 
 #include "emulator/simt.h"
 
+#ifdef ATTN_SHADOW  // of test_api_asan: AddressSanitizer's library, but no instrumentation by it
+#include <sanitizer/asan_interface.h>
+extern "C" void __asan_get_shadow_mapping(std::size_t* scale, std::size_t* offset);
+extern "C" void __asan_report_load_n(void*, std::size_t);
+extern "C" void __asan_report_store_n(void*, std::size_t);
+#endif
+
 #ifndef ATTN_ASAN  // AddressSanitizer and this instrumentation exclude one another
 
 using attn::emulator::Kind;
@@ -56,8 +63,31 @@ void count_slice(attn::emulator::Block& block, const void* at, const void* calle
   block.end_slice(caller, waits);
 }
 
+#ifdef ATTN_SHADOW
+// Reports an access to memory that AddressSanitizer has poisoned: past the end of an allocation, or
+// freed.
+inline void check_shadow(Kind kind, const void* at, std::size_t bytes) {
+  static const std::size_t offset = [] {
+    std::size_t scale = 0, from = 0;
+    __asan_get_shadow_mapping(&scale, &from);
+    return from;
+  }();
+  // One byte of the shadow for 8 of memory; 0: all 8 may be accessed. No gap has less than 16.
+  const auto first = reinterpret_cast<std::uintptr_t>(at);
+  const auto clean = [](std::uintptr_t byte) {
+    return *reinterpret_cast<const char*>((byte >> 3) + offset) == 0;  // NOLINT: an address
+  };
+  if (bytes <= 16 && clean(first) && clean(first + bytes - 1)) return;
+  if (void* const bad = __asan_region_is_poisoned(const_cast<void*>(at), bytes))
+    kind == Kind::read ? __asan_report_load_n(bad, bytes) : __asan_report_store_n(bad, bytes);
+}
+#endif
+
 inline void note(Kind kind, const void* at, std::size_t bytes, const void* caller) {
   using namespace attn::emulator;
+#ifdef ATTN_SHADOW
+  check_shadow(kind, at, bytes);
+#endif
   if (kind == Kind::read && --reads_left == 0 && running_block) {
     Block& running = *running_block;
     [[maybe_unused]] const Unwatched unwatched;

@@ -1,6 +1,7 @@
 /// \file
 /// libattention on a GPU: every step, captured graphs, streams of several threads.
 #include "api/tests/gpu_calls.h"
+#include "api/tests/random_calls.h"
 
 #if ATTN_HAVE_CUDA
 #include <cuda_runtime_api.h>
@@ -90,5 +91,9 @@ TEST_CASE("one plan runs in streams of several threads", "[gpu]") {
     });
   for (std::thread& thread : threads) thread.join();
   CHECK(right == 4);
+}
+
+TEST_CASE("random calls on a GPU are right, or refused with one line", "[gpu]") {
+  random_calls(2000, Backend::gpu);
 }
 #endif
