@@ -131,9 +131,12 @@ Chapter make_chapter() {
   };
   for (Step& step : c.steps | std::views::take(2)) step.needs = kHopperTarget;  // with mma.sync
   backward_host::add_steps(c);
-  c.steps.push_back(backward_host::cluster_step(
-      "b8_cluster", "d=256: two blocks share the sum of dQ, and loads of Q and dO",
-      ATTN_LAUNCH(b8_cluster)));
+  c.steps.push_back(backward_host::d256_step(
+      "b8_split_columns", "d=256: one warpgroup for S, one for dP; each half of dK and dV",
+      ATTN_LAUNCH(b8_split_columns), {64, 64}));
+  c.steps.push_back(backward_host::d256_step(
+      "b9_cluster", "d=256: two blocks share the sum of dQ, and loads of Q and dO",
+      ATTN_LAUNCH(b9_cluster), {64, 128}));
   std::ranges::move(fp8_steps(), std::back_inserter(c.steps));
   return c;
 }

@@ -18,7 +18,8 @@ ATTN_DECLARE_STEP(b4_persistent);
 ATTN_DECLARE_STEP(b5_whole_heads);
 ATTN_DECLARE_STEP(b6_tuned);
 ATTN_DECLARE_STEP(b7_dependent_launches);
-ATTN_DECLARE_STEP(b8_cluster);
+ATTN_DECLARE_STEP(b8_split_columns);
+ATTN_DECLARE_STEP(b9_cluster);
 
 namespace attn::backward_host {
 
@@ -71,25 +72,23 @@ inline Step whole_heads_step(std::string name, std::string idea, Launch launch) 
   return whole;
 }
 
-inline constexpr BackwardTiles kClusterTiles{64, 128};
-// Head dim 256: a cluster of two blocks per key tile. Each loads half of the columns of Q and dO,
-// for both, and adds half of the columns of dQ.
-inline Step cluster_step(std::string name, std::string idea, Launch launch) {
-  Step cluster = step(std::move(name), std::move(idea), launch);
-  cluster.limits.head_dims = {256};
-  cluster.refuses = [](const Problem& p) {
-    // two blocks per tile
-    return refuse_grid(p, {kClusterTiles.block_m / 2, kClusterTiles.block_n / 2});
+// Head dim 256: 64 keys a block. `tiles`: of a block, or of the two of a cluster, where each loads
+// half of the columns of Q and dO, for both, and adds half of the columns of dQ.
+inline Step d256_step(std::string name, std::string idea, Launch launch, BackwardTiles tiles) {
+  Step d256 = step(std::move(name), std::move(idea), launch);
+  d256.limits.head_dims = {256};
+  d256.refuses = [](const Problem& p) {
+    return refuse_grid(p, {32, 64});  // two blocks per tile of 64 rows convert dQ
   };
-  cluster.workspaces = [](const Problem& p) {
-    std::vector<Workspace> all = gradient_workspaces(p, kClusterTiles);
+  d256.workspaces = [tiles](const Problem& p) {
+    std::vector<Workspace> all = gradient_workspaces(p, tiles);
     all.push_back({"tile_counter", 4});
     return all;
   };
-  cluster.cost = [](const Problem& p) {
-    return Cost{dot_phase(p), gradient_phase(p, kClusterTiles), convert_phase(p)};
+  d256.cost = [tiles](const Problem& p) {
+    return Cost{dot_phase(p), gradient_phase(p, tiles), convert_phase(p)};
   };
-  return cluster;
+  return d256;
 }
 
 inline void add_steps(Chapter& c) {

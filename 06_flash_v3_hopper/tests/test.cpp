@@ -21,7 +21,7 @@ const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
 
 // 16-bit types, three head dims, scales from 1e-37; softcap and packed sequences only in the last
 // two steps. The FP8 steps quantise, and take a softmax scale of at least 1e-10; f6 and f7 turn Q
-// and K. The backward steps have no features, and the last one has a head dim of its own.
+// and K. The backward steps have no features, and the last two have a head dim of their own.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   if (p.own.contains("rotary") && !one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary"}))
     return false;
@@ -32,7 +32,8 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
   if (p.dtype == DType::fp32 || !one_of(p.head_dim, {64, 128, 256}) || p.softmax_scale < 1e-37)
     return false;
   if (step.operation == &backward())
-    return plain(p) && (p.head_dim == 256) == step.name.starts_with("b8");
+    return plain(p) &&
+           (p.head_dim == 256) == one_of_steps(step, {"b8_split_columns", "b9_cluster"});
   return plain(p) ||
          (one_of_steps(step, {"v13_features", "v14_tuned"}) && p.dropout == 0 && !p.alibi);
 }

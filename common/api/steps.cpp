@@ -43,7 +43,7 @@ const std::vector<Preferred>& preferred() {
        {"06_flash_v3_hopper/v14_tuned", "04_flash_v2/v13_tuned", "03_flash_v1/v10_exp2"}},
       {"quantised", {"08_quant_sparse/q8_tuned", "06_flash_v3_hopper/f6_smooth_v_chunks"}},
       {"backward",
-       {"06_flash_v3_hopper/b7_dependent_launches", "06_flash_v3_hopper/b8_cluster",
+       {"06_flash_v3_hopper/b7_dependent_launches", "06_flash_v3_hopper/b9_cluster",
         "04_flash_v2/b7_tuned"}},
       {"decode",
        {"05_flash_decoding/v14_unified_max", "05_flash_decoding/v13_even_splits",

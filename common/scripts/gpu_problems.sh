@@ -412,7 +412,7 @@ peers_of() {
       echo "peers.$1.gqa_fp16 --steps v14_tuned --backends cudnn,flash --repeat 5"
       echo "peers.$1.backward --operation backward --steps b7_dependent_launches" \
         "--backends cudnn,flash --repeat 5"
-      echo "peers.$1.backward_d256 --operation backward --steps b8_cluster" \
+      echo "peers.$1.backward_d256 --operation backward --steps b9_cluster" \
         "--backends 04_flash_v2:b7_tuned,cudnn,flash --repeat 5" ;;
     07_paged)  # on contiguous K and V, which is as good as pages can be
       echo "peers.$1 --operation decode" \

@@ -1,22 +1,19 @@
-// b8_cluster: head dim 256; a cluster of two blocks shares the sum of dQ.
+// b8_split_columns: head dim 256; each consumer warpgroup has half of the columns of dK and dV.
 //
 // parent    two: tiles, masks and launches of b7_dependent_launches, the split of the columns
 //           between warpgroups of 07's v13_mla_wgmma
-// change    dK and dV of 64 keys fill the registers of two warpgroups, so each has half of the
-//           columns. One computes S and P, the other dP and dS; they pass each other P and dS. Two
-//           blocks form a cluster: each has 64 keys and sends its dS to the other, each adds half
-//           of the columns of dQ, summed over 128 keys. Q and dO are multicast.
-// why       With 64 keys per block alone, 64 KB of dQ would be added to L2 per 64 x 64 scores: 26
-//           bytes per clock and SM at the rate of the MMAs, twice as many as at d=128.
-// expect    bytes of dQ additions, and of Q and dO from L2, per score: half of a block's alone
-// source    flash-attention pull request 2889 for the exchange of dS; the division of labour
-//           between the warpgroups is ours
+// change    dK and dV of 64 keys fill the registers of two warpgroups. One computes S and P, the
+//           other dP and dS; they pass each other P and dS. dQ of a visit is computed in two
+//           halves.
+// why       b7's consumers each own 64 keys: 256 registers for dK and dV alone
+// expect    per visit, 64 x 64 scores, 64 KB are added to dQ in L2: 26 bytes per clock and SM at
+//           the rate of the MMAs, twice as many as at d=128
+// source    the division of labour between the warpgroups is ours
 // supports  fp16, bf16; head dim 256; any lengths, masks, GQA
 #include <algorithm>
 
 #include "device/device.h"
 #include "attn/kernel.h"
-#include "ptx/cluster.h"
 #include "ptx/grid_dependency.h"
 #include "ptx/launch.h"
 #include "ptx/mbarrier.h"
@@ -26,28 +23,24 @@
 #include "ptx/stmatrix.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "kernels/backward_cluster.h"
+#include "kernels/backward_d256.h"
 #include "kernels/backward_tiles.h"
 
-namespace ATTN_BACKEND::b8_cluster {
+namespace ATTN_BACKEND::b8_split_columns {
 using namespace attn;
 using namespace hopper;
 
 // The warpgroups of a block, and its named barriers. kProbabilities: P has been stored; kGradients:
-// dS has been stored; kCopy: among the threads that store dS, before they read it.
+// dS has been stored; kStored: the same, among the threads that store it.
 enum Role { kScores = 0, kScoreGradients = 1, kProducer = 2 };
-enum NamedBarrier { kProbabilities = 1, kGradients = 2, kCopy = 3 };
+enum NamedBarrier { kProbabilities = 1, kGradients = 2, kStored = 3 };
 
 //! [config]
 struct Config {
   static constexpr int kHeadDim = 256, kBlockM = 64;
-  static constexpr int kCluster = 2, kKeys = 64, kBlockN = 128;  // blocks; keys of one; of both
-  static constexpr int kColumns = kHeadDim / 2;  // of dK and dV per warpgroup; of dQ per block
-  static constexpr int kStages = 2;  // of Q; dO has one
-  // Of dS. As many as of Q: a stage of Q is released when dQ and dK of its visit are complete, and
-  // loaded again when all warps of both blocks have released it. So P of visit i + 2 is computed
-  // when dS of visit i is no longer read.
-  static constexpr int kDsBuffers = kStages;
+  static constexpr int kBlockN = 64;
+  static constexpr int kColumns = kHeadDim / 2;  // of dK and dV per warpgroup; of dQ at a time
+  static constexpr int kStages = 2;              // of Q; dO has one
   static constexpr int kThreads = 3 * kWarpgroup, kConsumerThreads = 2 * kWarpgroup;
   static constexpr int kFragments = kBlockM * kHeadDim / 4 / kConsumerThreads;  // of a dQ tile
   static constexpr int kPanel = 64 * 64;                    // elements of 64 rows of 128 bytes
@@ -68,28 +61,20 @@ struct SharedStorage {
   static constexpr int kPanel = Config::kPanel;
   alignas(1024) Element sK[4 * kPanel];
   alignas(1024) Element sV[4 * kPanel];
-  alignas(1024) Element sPeerK[2 * kPanel];  // the other block's keys, this block's columns of dQ
   alignas(1024) Element sQ[Config::kStages][4 * kPanel];
   alignas(1024) Element sdO[4 * kPanel];
-  alignas(1024) Element sdS[Config::kDsBuffers][Config::kCluster * kPanel];  // a panel per block
+  alignas(1024) Element sdS[kPanel];
   alignas(16) uint4 sExchange[4][kWarpgroup];  // P or dS: what a thread passes its counterpart
-  uint4 sTaken[2];  // .x: index of the next key tile, as sent and as received; copied as 16 bytes
-  unsigned index;                     // of this key tile; guarded by kv_full and kv_empty
+  unsigned index;  // of this key tile; guarded by kv_full and kv_empty
   alignas(128) float sLse[Config::kStages][Config::kBlockM];  // lse / log(2), per row
   alignas(128) float sD[Config::kBlockM];                     // rowsum(dO . O)
-  // mbarriers: TMA bytes have landed. Q with lse, dO with D; ds_full: the peer's panel of dS.
-  uint64_t kv_full, q_full[Config::kStages], do_full, ds_full[Config::kDsBuffers];
-  // mbarriers: all consumer warps of both blocks have released the tile
-  uint64_t q_empty[Config::kStages], do_empty;
-  uint64_t kv_empty;                // of this block alone
-  uint64_t taken_full, taken_empty;  // sTaken
-  ATTN_MEMBERS(SharedStorage, sK, sV, sPeerK, sQ, sdO, sdS, sExchange, sTaken, index, sLse, sD,
-               kv_full, q_full, do_full, ds_full, q_empty, do_empty, kv_empty, taken_full,
-               taken_empty)
+  uint64_t kv_full, q_full[Config::kStages], do_full;     // mbarriers: TMA bytes have landed
+  uint64_t kv_empty, q_empty[Config::kStages], do_empty;  // all consumer warps have released it
+  ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sdO, sdS, sExchange, index, sLse, sD, kv_full, q_full,
+               do_full, kv_empty, q_empty, do_empty)
 };
 
 // Dynamic persistent, as in b4: sections of KV heads in turn, within a section longest tiles first.
-// The unit is a cluster: its first block takes the next key tile, of 128 keys, from the counter.
 struct KeyTileScheduler {
   unsigned num_n_blocks, num_kv_heads, section;
   unsigned* counter;
@@ -103,10 +88,8 @@ struct KeyTileScheduler {
     section = static_cast<unsigned>(ceil_div(heads, sections));
   }
   __host__ __device__ unsigned count() const { return num_n_blocks * num_kv_heads; }
-  __device__ unsigned first() const { return blockIdx.x / Config::kCluster; }
-  __device__ unsigned next() const {
-    return gridDim.x / Config::kCluster + atomicAdd(counter, 1u);
-  }
+  __device__ unsigned first() const { return blockIdx.x; }
+  __device__ unsigned next() const { return gridDim.x + atomicAdd(counter, 1u); }
   __device__ KeyTile at(unsigned index, const Shape& shape) const {
     const unsigned first_head = index / (section * num_n_blocks) * section;
     const unsigned heads = min(section, num_kv_heads - first_head);
@@ -142,16 +125,14 @@ __device__ __forceinline__ void issue_gradient(Gradient& grad,
     wgmma<Element, true>(grad, a[i], rows + 16 * 128 * i, true);
   wgmma_commit();
 }
-// 64 columns of dQ = dS K over the 64 keys of one block: a panel of dS, K-major, and of K,
-// MN-major. Issues only.
+// 64 columns of dQ = dS K: dS, K-major, and a panel of K, MN-major. Issues only.
 template <class Element>
-__device__ __forceinline__ void issue_dq(Scores& dq, const Element* sdS, const Element* sK,
-                                         bool accumulate) {
+__device__ __forceinline__ void issue_dq(Scores& dq, const Element* sdS, const Element* sK) {
   const SmemDescriptor ds = smem_descriptor(sdS), k = smem_descriptor(sK);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kKeys / 16; ++i)
-    wgmma<Element, true>(dq, ds + 32 * i, k + 16 * 128 * i, accumulate || i > 0);
+  for (int i = 0; i < Config::kBlockN / 16; ++i)
+    wgmma<Element, true>(dq, ds + 32 * i, k + 16 * 128 * i, i > 0);
   wgmma_commit();
 }
 
@@ -208,56 +189,28 @@ __device__ __forceinline__ void store_ds(Element* sdS,
   for (int i = 0; i < Config::kBlockM / 16; ++i) stmatrix_x4_trans(to + 16 * 64 * i, ds[i]);
 }
 
-// The index of the next key tile. The first block of the cluster takes it and sends it to the
-// other. One thread of each.
-//! [take]
-template <class Element>
-__device__ __forceinline__ unsigned take_next(SharedStorage<Element>& smem,
-                                              const KeyTileScheduler& scheduler, int rank,
-                                              int phase) {
-  if (rank == 0) {
-    const unsigned index = scheduler.next();
-    mbarrier_wait(&smem.taken_empty, phase ^ 1);
-    smem.sTaken[0] = make_uint4(index, 0, 0, 0);
-    fence_proxy_async();
-    bulk_copy_to_cluster(&smem.sTaken[1], &smem.sTaken[0], 16, &smem.taken_full, 1);
-    return index;
-  }
-  mbarrier_arrive_expect_tx(&smem.taken_full, 16);
-  mbarrier_wait(&smem.taken_full, phase);
-  const unsigned index = smem.sTaken[1].x;
-  fence_proxy_async();  // before the next copy overwrites it
-  mbarrier_release_cluster(cluster_address(&smem.taken_empty, 0));
-  return index;
-}
-//! [take]
-
-// One thread. Each block loads half of the columns of Q and dO, for both: its barrier counts the
-// bytes of both halves. Corner of a box: column in the panel, row, panel, head.
+// One thread. Corner of a box: column in the panel, row, panel, head.
 //! [producer]
 template <class Element>
 __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const TensorMap& mapQ,
                                         const TensorMap& mapdO, const TensorMap& mapK,
                                         const TensorMap& mapV, const TensorMap& mapRows,
                                         const Shape& shape, const KeyTileScheduler& scheduler,
-                                        int rank, int num_m_blocks) {
-  constexpr int kPanel = Config::kPanel, kRowsBytes = Config::kTileBytes + 4 * Config::kBlockM;
+                                        int num_m_blocks) {
+  constexpr int kRowsBytes = Config::kTileBytes + 4 * Config::kBlockM;
   PipelineState<Config::kStages> rows;
   PipelineState<1> gradients, kv;  // of dO; of key tiles, and of their indices
-  for (unsigned index = scheduler.first();; kv.advance()) {
+  unsigned index = scheduler.first();
+  for (; index < scheduler.count(); kv.advance()) {
+    const KeyTile work = scheduler.at(index, shape);
+    const int end = rows.count + count_visits(work);
+    const unsigned next = scheduler.next();  // its latency: under the wait for the last tile
     mbarrier_wait(&smem.kv_empty, kv.phase() ^ 1);
     smem.index = index;
-    if (index >= scheduler.count()) break;
-    const KeyTile work = scheduler.at(index, shape);
-    const int key0 = work.key0 + rank * Config::kKeys, kv_head = work.kv_head;
-    const int end = rows.count + count_visits(work);
-    mbarrier_arrive_expect_tx(&smem.kv_full, 2 * Config::kTileBytes + Config::kTileBytes / 2);
-    for (int half = 0; half < 2; ++half) {
-      tma_load(smem.sK + 2 * half * kPanel, mapK, &smem.kv_full, {0, key0, 2 * half, kv_head});
-      tma_load(smem.sV + 2 * half * kPanel, mapV, &smem.kv_full, {0, key0, 2 * half, kv_head});
-    }
-    tma_load(smem.sPeerK, mapK, &smem.kv_full, {0, key0 ^ Config::kKeys, 2 * rank, kv_head});
-    index = take_next(smem, scheduler, rank, kv.phase());
+    mbarrier_arrive_expect_tx(&smem.kv_full, 2 * Config::kTileBytes);
+    tma_load(smem.sK, mapK, &smem.kv_full, {0, work.key0, 0, work.kv_head});
+    tma_load(smem.sV, mapV, &smem.kv_full, {0, work.key0, 0, work.kv_head});
+    index = next;
 #pragma unroll 1  // few registers
     for (Visit visit(work); rows.count < end;
          visit.advance(work), rows.advance(), gradients.advance()) {
@@ -265,29 +218,27 @@ __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const Tens
       const int row0 = visit.m_block * Config::kBlockM, tile = head * num_m_blocks + visit.m_block;
       mbarrier_wait(&smem.q_empty[stage], rows.phase() ^ 1);
       mbarrier_arrive_expect_tx(&smem.q_full[stage], kRowsBytes);
-      tma_load_multicast(smem.sQ[stage] + 2 * rank * kPanel, mapQ, &smem.q_full[stage],
-                         {0, row0, 2 * rank, head}, 0b11);
+      tma_load(smem.sQ[stage], mapQ, &smem.q_full[stage], {0, row0, 0, head});
       tma_load(smem.sLse[stage], mapRows, &smem.q_full[stage], {0, 0, tile});
       mbarrier_wait(&smem.do_empty, gradients.phase() ^ 1);
       mbarrier_arrive_expect_tx(&smem.do_full, kRowsBytes);
-      tma_load_multicast(smem.sdO + 2 * rank * kPanel, mapdO, &smem.do_full,
-                         {0, row0, 2 * rank, head}, 0b11);
+      tma_load(smem.sdO, mapdO, &smem.do_full, {0, row0, 0, head});
       tma_load(smem.sD, mapRows, &smem.do_full, {0, 1, tile});
     }
   }
+  mbarrier_wait(&smem.kv_empty, kv.phase() ^ 1);
+  smem.index = index;
   mbarrier_arrive(&smem.kv_full);  // end of work
 }
 //! [producer]
 
 template <class Element>
 __device__ __forceinline__ void init_barriers(SharedStorage<Element>& smem) {
-  constexpr int kWarps = Config::kCluster * Config::kConsumerThreads / kWarp;
-  mbarrier_init(&smem.kv_full, 1), mbarrier_init(&smem.do_full, 1);
-  mbarrier_init(&smem.do_empty, kWarps), mbarrier_init(&smem.kv_empty, kWarps / 2);
-  mbarrier_init(&smem.taken_full, 1), mbarrier_init(&smem.taken_empty, 1);
+  constexpr int kWarps = Config::kConsumerThreads / kWarp;
+  mbarrier_init(&smem.kv_full, 1), mbarrier_init(&smem.kv_empty, kWarps);
+  mbarrier_init(&smem.do_full, 1), mbarrier_init(&smem.do_empty, kWarps);
   for (int i = 0; i < Config::kStages; ++i)
-    mbarrier_init(&smem.q_full[i], 1), mbarrier_init(&smem.q_empty[i], kWarps),
-        mbarrier_init(&smem.ds_full[i], 1);
+    mbarrier_init(&smem.q_full[i], 1), mbarrier_init(&smem.q_empty[i], kWarps);
   mbarrier_init_fence();
 }
 
@@ -300,24 +251,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     const __grid_constant__ TensorMap mapRows,  // [tiles, 2, kBlockM floats]: lse, D
     Element* __restrict__ gdK,                  // [B, Hkv, seqlen_k, d]
     Element* __restrict__ gdV,                  // as dK
-    float4* gAccum,                             // [tiles, blocks, kFragments / 2, threads]: dQ
+    float4* gAccum,                             // [tiles, 2, kFragments / 2, threads]: dQ
     Shape shape, KeyTileScheduler scheduler, int num_m_blocks) {
   constexpr int kPanel = Config::kPanel, kBlockM = Config::kBlockM;
   auto& smem = dynamic_shared<SharedStorage<Element>>();
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
-  const int rank = cluster_rank();
   if (threadIdx.x == 0) init_barriers(smem);
-  cluster_sync();            // the barriers of both blocks are initialised
+  __syncthreads();           // the barriers are initialised
   wait_for_launch_before();  // lse, D, cleared accumulators of dot_kernel; visible to TMA, too
   launch_dependents();       // convert_kernel may start: it waits for the end of this kernel
 
   if (warpgroup == kProducer) {
     setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x % kWarpgroup == 0)
-      produce<Element>(smem, mapQ, mapdO, mapK, mapV, mapRows, shape, scheduler, rank,
-                       num_m_blocks);
-    __syncwarp();
-    cluster_sync();
+      produce<Element>(smem, mapQ, mapdO, mapK, mapV, mapRows, shape, scheduler, num_m_blocks);
     return;
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
@@ -328,20 +275,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   Fragments p, ds;
   int visit = 0;  // counts through all key tiles: its parities are those of the barriers
   PipelineState<1> kv;
-  const auto release = [&](uint64_t* empty) {  // one arrival per warp, at both blocks
+  const auto release = [&](uint64_t* empty) {  // one arrival per warp
     __syncwarp();
-    if (const int lane_id = thread_index() % kWarp; lane_id < Config::kCluster)
-      mbarrier_release_cluster(cluster_address(empty, lane_id));
+    if (thread_index() % kWarp == 0) mbarrier_arrive(empty);
   };
-  // dQ over the keys of this block, then over those of the other, whose dS is copied here.
-  const auto issue_dq_of = [&](Scores& dq, PipelineState<Config::kDsBuffers> here) {
-    const Element* const sdS = smem.sdS[here.index()];
-    issue_dq(dq, sdS + rank * kPanel, smem.sK + (2 * rank + warpgroup) * kPanel, false);
-    mbarrier_wait(&smem.ds_full[here.index()], here.phase());
-    issue_dq(dq, sdS + (1 - rank) * kPanel, smem.sPeerK + warpgroup * kPanel, true);
+  // A half of the columns of dQ; of these, each warpgroup computes 64.
+  const auto issue_dq_half = [&](Scores& dq, int half) {
+    issue_dq(dq, smem.sdS, smem.sK + (2 * half + warpgroup) * kPanel);
   };
-  const auto add_dq = [&](const Scores& dq, const Visit& at) {
-    float4* const accum = gAccum + ((int64_t{at.head} * num_m_blocks + at.m_block) * 2 + rank) *
+  const auto add_dq_half = [&](const Scores& dq, const Visit& at, int half) {
+    float4* const accum = gAccum + ((int64_t{at.head} * num_m_blocks + at.m_block) * 2 + half) *
                                        (8 * Config::kConsumerThreads);
 #pragma unroll
     for (int f = 0; f < 8; ++f)
@@ -353,12 +296,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   //! [scores]
   const auto process_scores = [&](const KeyTile& work) {
     Visit at(work);
-    const int key0 = work.key0 + rank * Config::kKeys, end = visit + count_visits(work);
+    const int end = visit + count_visits(work);
     // S^T becomes P^T, for dV in registers, and for the other warpgroup. The fence: lse before TMA
     // overwrites it.
     const auto softmax = [&](Scores& s, int stage) {
       if (at.m_block < work.q_range.unmasked_begin || at.m_block >= work.q_range.unmasked_end)
-        apply_mask<Config>(s, shape, at.m_block * kBlockM + shape.seqlen_k - shape.seqlen_q, key0);
+        apply_mask<Config>(s, shape, at.m_block * kBlockM + shape.seqlen_k - shape.seqlen_q,
+                           work.key0);
       probabilities(s, smem.sLse[stage] + quad_col(), softmax_scale_log2);
       round_p<Element, kBlockM>(p, s);
       store_fragments(smem.sExchange, p);
@@ -368,7 +312,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     // P of this visit is in registers. S of the next one is computed while the other warpgroup
     // computes dS, and its exponentials under dK.
     const auto process_visit = [&](auto more) {
-      const PipelineState<2> here{visit}, next{visit + 1};  // stage of Q, buffer of dS
+      const PipelineState<2> here{visit}, next{visit + 1};  // stages of Q
       Scores s, dq;
       mbarrier_wait(&smem.do_full, visit % 2);
       issue_gradient(dv, p, smem.sdO + columns);
@@ -378,14 +322,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       }
       wgmma_wait<more>(dv);
       release(&smem.do_empty);
-      if (thread_index() == 0)
-        mbarrier_arrive_expect_tx(&smem.ds_full[here.index()], Config::kPanelBytes);
       named_barrier_sync(kGradients, Config::kConsumerThreads);
-      issue_dq_of(dq, here);
+      issue_dq_half(dq, 0);
       load_fragments(ds, smem.sExchange);
+      wgmma_wait<0>(dq);
+      add_dq_half(dq, at, 0);
+      issue_dq_half(dq, 1);
       issue_gradient(dk, ds, smem.sQ[here.index()] + columns);
       wgmma_wait<1>(dq);
-      add_dq(dq, at);
+      add_dq_half(dq, at, 1);
       at.advance(work);
       if constexpr (more) {
         wgmma_wait<1>(s);
@@ -406,7 +351,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   };
   //! [scores]
   // One key tile of the warpgroup that has their gradients. dP of a visit is in registers. dS goes
-  // to the other warpgroup, and as rows of queries to both blocks.
+  // to the other warpgroup, and as rows of queries to shared memory.
   //! [gradients]
   const auto process_gradients = [&](const KeyTile& work) {
     Visit at(work);
@@ -415,27 +360,26 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     const auto process_visit = [&](auto more) {
       const PipelineState<2> here{visit};
       Scores dq;
-      Element* const panel = smem.sdS[here.index()] + rank * kPanel;
       named_barrier_sync(kProbabilities, Config::kConsumerThreads);
       load_fragments(p, smem.sExchange);
       issue_gradient(dv, p, smem.sdO + columns);
       score_gradients<Element>(s, p, smem.sD + quad_col());
       round_p<Element, kBlockM>(ds, s);
       store_fragments(smem.sExchange, ds);
-      store_ds(panel, ds);  // a free buffer: see kDsBuffers
-      fence_proxy_async();  // dS before wgmma and the copy read it; D before TMA overwrites it
+      store_ds(smem.sdS, ds);  // no longer read: P came after dQ of the visit before
+      fence_proxy_async();  // dS before wgmma reads it; D before TMA overwrites it
       named_barrier_arrive(kGradients, Config::kConsumerThreads);
-      named_barrier_sync(kCopy, kWarpgroup);
-      if (thread_index() % kWarpgroup == 0)
-        bulk_copy_to_cluster(panel, panel, Config::kPanelBytes, &smem.ds_full[here.index()],
-                             1 - rank);
+      named_barrier_sync(kStored, kWarpgroup);
       wgmma_wait<0>(dv);
       release(&smem.do_empty);
       mbarrier_wait(&smem.q_full[here.index()], here.phase());
-      issue_dq_of(dq, here);
+      issue_dq_half(dq, 0);
+      wgmma_wait<0>(dq);
+      add_dq_half(dq, at, 0);
+      issue_dq_half(dq, 1);
       issue_gradient(dk, ds, smem.sQ[here.index()] + columns);
       wgmma_wait<1>(dq);
-      add_dq(dq, at);
+      add_dq_half(dq, at, 1);
       at.advance(work);
       if constexpr (more) {
         mbarrier_wait(&smem.do_full, (visit + 1) % 2);
@@ -464,7 +408,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       __syncwarp();
       if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.kv_empty);
       // Store dK and dV: zeros if these keys are visible to no row.
-      const int key = work.key0 + rank * Config::kKeys + first_row() % 64;
+      const int key = work.key0 + first_row() % 64;
       const int keys = shape.seqlen_k - key;
       const int64_t first = (int64_t{work.kv_head} * shape.seqlen_k + key) * Config::kHeadDim +
                             warpgroup * Config::kColumns;
@@ -477,7 +421,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     }
   };
   warpgroup == kScores ? process_key_tiles(process_scores) : process_key_tiles(process_gradients);
-  cluster_sync();  // the other block's arrivals and copies have come
 }
 
 template <class Element>
@@ -486,39 +429,30 @@ Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const Shape shape = shape_of(p);
   const int num_m_blocks = static_cast<int>(ceil_div(p.seqlen_q, Config::kBlockM));
-  const int64_t tiles = num_m_blocks * p.batch * p.heads;
-  const Machine machine = args.backend == Backend::gpu ? this_machine() : Machine{2 * kEmulatedSms};
+  const auto tiles = static_cast<unsigned>(num_m_blocks * p.batch * p.heads);
+  const Machine machine = args.backend == Backend::gpu ? this_machine() : Machine{kEmulatedSms};
   const KeyTileScheduler scheduler(p, args.out<unsigned>("tile_counter"), machine);
-  const unsigned clusters =
-      std::min<unsigned>(scheduler.count(), machine.num_sms / Config::kCluster);
   float4* const accum = args.out<float4>("accum");
-  TensorMap q, dout, k, v, rows;
-  for (const Status& made :
-       {map_of_half(q, params.q, p, p.heads, p.seqlen_q),
-        map_of_half(dout, params.dout, p, p.heads, p.seqlen_q),
-        map_of_half(k, params.k, p, p.kv_heads, p.seqlen_k),
-        map_of_half(v, params.v, p, p.kv_heads, p.seqlen_k),
-        make_tensor_map<3>(rows, args.in<__half>("rows"), {2 * Config::kBlockM, 2, tiles},
-                           {4 * Config::kBlockM, 8 * Config::kBlockM}, {2 * Config::kBlockM, 1, 1},
-                           Swizzle::kNone)})
-    if (!made.ok()) return made;
+  BackwardMaps maps;
+  if (const Status made = maps.make<Element, Config>(args); !made.ok()) return made;
   args.phase("dot");
   Status status =
-      launch_kernel(dot_kernel<Element, Config, true>, dim3(static_cast<unsigned>(tiles)),
-                    dim3(256), 0, args.stream, params.o, params.dout, params.lse,
-                    args.out<float>("rows"), accum, scheduler.counter, shape, num_m_blocks);
+      launch_kernel(dot_kernel<Element, Config, true>, dim3(tiles), dim3(256), 0, args.stream,
+                    params.o, params.dout, params.lse, args.out<float>("rows"), accum,
+                    scheduler.counter, shape, num_m_blocks);
   if (!status.ok()) return status;
   args.phase("attention_backward");
-  status = launch_kernel({.cluster = Config::kCluster, .dependent = true},
-                         attention_backward_kernel<Element>, dim3(Config::kCluster * clusters),
-                         dim3(Config::kThreads), sizeof(SharedStorage<Element>), args.stream, q,
-                         dout, k, v, rows, params.dk, params.dv, accum, shape, scheduler,
-                         num_m_blocks);
+  const LaunchAttributes dependent{.dependent = true};
+  status = launch_kernel(dependent, attention_backward_kernel<Element>,
+                         dim3(std::min<unsigned>(scheduler.count(), machine.num_sms)),
+                         dim3(Config::kThreads), sizeof(SharedStorage<Element>), args.stream,
+                         maps.q, maps.dout, maps.k, maps.v, maps.rows, params.dk, params.dv, accum,
+                         shape, scheduler, num_m_blocks);
   if (!status.ok()) return status;
   args.phase("convert");
-  return launch_kernel({.dependent = true}, convert_halves_kernel<Element, Config>,
-                       dim3(static_cast<unsigned>(2 * tiles)), dim3(Config::kConsumerThreads), 0,
-                       args.stream, args.in<float4>("accum"), params.dq, shape, num_m_blocks);
+  return launch_kernel(dependent, convert_halves_kernel<Element, Config>, dim3(2 * tiles),
+                       dim3(Config::kConsumerThreads), 0, args.stream, args.in<float4>("accum"),
+                       params.dq, shape, num_m_blocks);
 }
 
 Status launch(const Arguments& args) {
@@ -526,4 +460,4 @@ Status launch(const Arguments& args) {
                         [&]<class Element>() { return launch<Element>(args); });
 }
 
-}  // namespace ATTN_BACKEND::b8_cluster
+}  // namespace ATTN_BACKEND::b8_split_columns

@@ -1,4 +1,4 @@
-// Parts of b8_cluster that are no part of its pipeline: the order of visits, tensor maps, and the
+// Parts of b8 and b9 that are no part of their pipeline: the order of visits, tensor maps, and the
 // conversion of dQ.
 #pragma once
 
@@ -35,9 +35,9 @@ Status map_of_half(TensorMap& map, const Element* g, const Problem& p, int64_t h
 // Postprocess of half of the columns of a query tile: dQ = scale * accumulator, rounded.
 template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kConsumerThreads)
-    convert_halves_kernel(const float4* gAccum,  // [tiles, blocks, kFragments / 2, threads]
-                   Element* gdQ,          // [B, Hq, seqlen_q, d]
-                   Shape shape, int num_m_blocks) {
+    convert_halves_kernel(const float4* gAccum,  // [tiles, 2, kFragments / 2, threads]
+                          Element* gdQ,          // [B, Hq, seqlen_q, d]
+                          Shape shape, int num_m_blocks) {
   wait_for_launch_before();
   const int64_t tile = blockIdx.x / 2, bh = tile / num_m_blocks;
   const int row = static_cast<int>(tile % num_m_blocks) * Config::kBlockM + first_row() % 64;
