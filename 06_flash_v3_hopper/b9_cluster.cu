@@ -487,8 +487,7 @@ Status launch(const Arguments& args) {
   const int64_t tiles = num_m_blocks * p.batch * p.heads;
   const Machine machine = args.backend == Backend::gpu ? this_machine() : Machine{2 * kEmulatedSms};
   const KeyTileScheduler scheduler(p, args.out<unsigned>("tile_counter"), machine);
-  const unsigned clusters =
-      std::min<unsigned>(scheduler.count(), machine.num_sms / Config::kCluster);
+  const unsigned units = std::min<unsigned>(scheduler.count(), machine.num_sms / Config::kCluster);
   float4* const accum = args.out<float4>("accum");
   TensorMap q, dout, k, v, rows;
   for (const Status& made :
@@ -508,7 +507,7 @@ Status launch(const Arguments& args) {
   if (!status.ok()) return status;
   args.phase("attention_backward");
   status = launch_kernel({.cluster = Config::kCluster, .dependent = true},
-                         attention_backward_kernel<Element>, dim3(Config::kCluster * clusters),
+                         attention_backward_kernel<Element>, dim3(Config::kCluster * units),
                          dim3(Config::kThreads), sizeof(SharedStorage<Element>), args.stream, q,
                          dout, k, v, rows, params.dk, params.dv, accum, shape, scheduler,
                          num_m_blocks);

@@ -92,7 +92,8 @@ TEST_CASE("backward steps match the reference on short problems", "[emulated]") 
     ++n;
   });
   covering_problems({1, 65, 203}, {256}, kDTypes, [&](const Problem& p) {
-    ran += check_steps("backward", p, Backend::emulated);
+    ran += check_steps("backward", p, Backend::emulated, in_turn, turn(n));
+    ++n;
   });
   CHECK(ran.least('b') >= 12);
 }
@@ -112,8 +113,8 @@ TEST_CASE("backward: sliding windows at tile boundaries", "[emulated]") {
   window_problems({0, 63, 64, 127, 128}, {64, 128}, [](const Problem& p, int n) {
     check_steps("backward", p, Backend::emulated, in_turn, n);
   });
-  window_problems({63, 128}, {256}, [](const Problem& p, int) {
-    check_steps("backward", p, Backend::emulated);
+  window_problems({63, 128}, {256}, [](const Problem& p, int n) {
+    check_steps("backward", p, Backend::emulated, in_turn, n);
   });
 }
 

@@ -275,7 +275,7 @@ problems_of() {
       done
       for d in 64 128 256; do
         steps=$(steps_like "$1" '^b[1-7]_')
-        [ $d != 256 ] || steps=$(steps_like "$1" '^b8_')
+        [ $d != 256 ] || steps=$(steps_like "$1" '^b[89]_')
         for mask in "" causal; do
           for n in 512 2048 16384; do
             echo "backward_d$d${mask:+_$mask}_n$n --operation backward --step $steps" \
@@ -366,7 +366,7 @@ profiled_problem() {  # CHAPTER STEP
     04_flash_v2/*) echo "$(tokens 128 2048) --causal" ;;
     05_flash_decoding/*) cache 16 8192 32 8 ;;
     06_flash_v3_hopper/f7_*) echo "$(tokens 128 2048) --rotary" ;;
-    06_flash_v3_hopper/b8_*) tokens 256 2048 ;;
+    06_flash_v3_hopper/b[89]_*) tokens 256 2048 ;;
     06_flash_v3_hopper/*) tokens 128 2048 ;;
     08_quant_sparse/d4_*) echo "--operation sparq $(cache 64 4096 32 32)" ;;
     08_quant_sparse/d*) cache 16 8192 32 8 ;;
