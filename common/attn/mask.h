@@ -21,6 +21,8 @@ class KeyMask {
   /// sequence `b`, in ascending order.
   virtual void for_each_range(int64_t b, int64_t h, int64_t i, KeyRange within,
                               const std::function<void(KeyRange)>& seen) const = 0;
+  /// The (query, key) pairs of head `h` of sequence `b` that it leaves visible; `one`: the sequence.
+  virtual double visible_pairs(const Problem& one, int64_t b, int64_t h) const;
   /// Throws InputError if its shape does not match the problem's.
   virtual void fits(const Problem&) const = 0;
   virtual std::string text() const = 0;  ///< the mask in Problem::text()
@@ -61,6 +63,7 @@ class ColumnIntervals : public KeyMask {
                   std::string name = "columns");
   void for_each_range(int64_t b, int64_t h, int64_t i, KeyRange within,
                       const std::function<void(KeyRange)>& seen) const override;
+  double visible_pairs(const Problem& one, int64_t b, int64_t h) const override;
   void fits(const Problem&) const override;
   std::string text() const override;
   std::vector<HostTensor> tensors() const override;

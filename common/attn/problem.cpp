@@ -218,9 +218,8 @@ double Problem::total_pairs() const {
       pairs += static_cast<double>(heads) * one.visible_pairs();
       continue;
     }
-    const auto add = [&](KeyRange keys) { pairs += static_cast<double>(keys.size()); };
     for (int64_t h = 0; h < heads; ++h)
-      for (int64_t i = 0; i < one.seqlen_q; ++i) one.for_each_range(h, i, add);
+      pairs += mask->visible_pairs(one, one.first_sequence, h);
   }
   return pairs;
 }

@@ -261,13 +261,25 @@ void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
       "todo",
       "prints what must be measured again of a document: nothing, \"all\" or steps; of peers "
       "those of the problems on stdin");
-  todo->add_option("NAME", a.name, "the document; none for a log");
+  todo->add_option("NAME", a.name,
+                   "the document; none for a log; - for the \"NAME [STEPS]\" on stdin, each printed "
+                   "before its answer");
   todo->add_option("--steps", a.words, "steps that the list of problems names")->delimiter(',');
   todo->callback([&a] {
     CodeKeys code(a.root);
     if (a.unit.part == "peers") {
       const std::string problems{std::istreambuf_iterator<char>(std::cin), {}};
       print_lines(peers_to_measure(a.folder, code, a.unit, a.name, lines_of(problems)));
+    } else if (a.name == "-") {
+      for (std::string line; std::getline(std::cin, line);) {
+        const std::size_t space = line.find(' ');
+        const std::string name = line.substr(0, space);
+        std::vector<std::string> steps;
+        if (space != std::string::npos && space + 1 < line.size())
+          steps = CLI::detail::split(line.substr(space + 1), ',');
+        fmt::print("{} {}\n", name,
+                   fmt::join(to_measure(a.folder, code, a.unit, name, steps), ","));
+      }
     } else {
       fmt::print("{}\n", fmt::join(to_measure(a.folder, code, a.unit, a.name, a.words), ","));
     }

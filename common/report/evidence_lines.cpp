@@ -52,12 +52,15 @@ std::map<std::string, json> read_parts(const fs::path& folder) {
 }
 
 void for_each_line(const fs::path& folder,
-                   const std::function<void(const Unit&, const std::string&, const json&)>& take) {
+                   const std::function<void(const Unit&, const std::string&, const json&)>& take,
+                   const Unit* only) {
   for (const std::string& container : containers(folder))
-    for (const EvidenceLine& line : read_lines(folder / container))
-      take(Unit{part_of(container), chapter_of(container)}, line.name, line.json());
+    if (only == nullptr || is_of(container, *only))
+      for (const EvidenceLine& line : read_lines(folder / container))
+        take(Unit{part_of(container), chapter_of(container)}, line.name, line.json());
   for (const auto& [name, part] : read_parts(folder))
-    if (part.contains("keys")) take(unit_of(name), std::string(), part);
+    if (part.contains("keys") && (only == nullptr || name == name_of(*only)))
+      take(unit_of(name), std::string(), part);
 }
 
 }  // namespace attn::report

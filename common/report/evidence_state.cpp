@@ -367,15 +367,17 @@ std::vector<std::string> to_measure(const fs::path& folder, CodeKeys& code, cons
   const std::vector<std::string> all{"all"};
   std::map<std::string, bool> stale;  // by step, for steps with a line
   std::set<std::string> known;        // steps of the chapter's other documents
-  for_each_line(folder, [&](const Unit& of, const std::string& document, const json& line) {
-    if (name_of(of) != name_of(unit)) return;
-    const bool own = document == name;
-    State state;
-    state.add(code, unit, document, line);
-    const std::string step = unit.part == "times" ? step_of(line) : "";
-    known.insert(step);
-    if (own) stale[step] = state.stale > 0;
-  });
+  for_each_line(
+      folder,
+      [&](const Unit&, const std::string& document, const json& line) {
+        const std::string step = unit.part == "times" ? step_of(line) : "";
+        known.insert(step);
+        if (document != name) return;
+        State state;
+        state.add(code, unit, document, line);
+        stale[step] = state.stale > 0;
+      },
+      &unit);
   if (stale.empty()) return all;
   std::vector<std::string> again;
   if (!steps.empty()) {
@@ -396,12 +398,15 @@ std::vector<std::string> peers_to_measure(const fs::path& folder, CodeKeys& code
                                           const std::string& name,
                                           const std::vector<std::string>& options) {
   std::set<std::string> current;
-  for_each_line(folder, [&](const Unit&, const std::string& document, const json& line) {
-    if (document != name) return;
-    State state;
-    state.add(code, unit, name, line);
-    if (state.stale == 0) current.insert(line.value("options", kUnknown));
-  });
+  for_each_line(
+      folder,
+      [&](const Unit&, const std::string& document, const json& line) {
+        if (document != name) return;
+        State state;
+        state.add(code, unit, name, line);
+        if (state.stale == 0) current.insert(line.value("options", kUnknown));
+      },
+      &unit);
   std::vector<std::string> again;
   for (const std::string& problem : options)
     if (!current.contains(problem_options(problem))) again.push_back(problem);
