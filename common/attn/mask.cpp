@@ -54,9 +54,10 @@ TensorSpec spec_of(const char* name, const std::vector<int64_t>& s, DType t) {
 
 double KeyMask::visible_pairs(const Problem& one, int64_t b, int64_t h) const {
   double pairs = 0;
+  const auto add = [&](KeyRange keys) { pairs += static_cast<double>(keys.size()); };
   for (int64_t i = 0; i < one.seqlen_q; ++i)
     if (const KeyRange range = one.visible(i); range.size() > 0)
-      for_each_range(b, h, i, range, [&](KeyRange keys) { pairs += static_cast<double>(keys.size()); });
+      for_each_range(b, h, i, range, add);
   return pairs;
 }
 

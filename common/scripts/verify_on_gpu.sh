@@ -183,11 +183,12 @@ record() {  # PART CHAPTER NAME FILE [--options OPTIONS]...
   "$report" evidence record "$out" "$@" --measured "$work/measured" --unchanged-since "$work/keys"
 }
 # The measurements to repeat: "all", some steps, or nothing. With - as NAME the answers for the
-# "NAME [STEPS]" on stdin; answer() finds one of them.
+# "NAME [STEPS]" on stdin.
 todo() {  # PART CHAPTER NAME
-  if [ -n "$changed" ]; then "$report" evidence todo "$out" "$@"; else sed 's/ .*//; s/$/ all/'; fi
+  if [ -n "$changed" ]; then "$report" evidence todo "$out" "$@"
+  elif [ "$3" = - ]; then sed 's/ .*//; s/$/ all/'
+  else echo all; fi
 }
-answer() { sed -n "s/^${1//./\\.} //p" "$work/again"; }  # NAME
 steps_of() { sed -n 's/.*--step \([^ ]*\).*/\1/p' <<<"$1"; }  # OPTIONS
 
 # ---- the parts: each takes a chapter and returns 1 if something failed -------------------------
@@ -224,7 +225,7 @@ times_of() {
     todo times "$1" - >"$work/again" || return 1
   while read -r name options; do
     [[ -z $only || $name =~ $only ]] || continue
-    again=$(answer "$1.$name")
+    again=$(sed -n "s/^${1}\.$name //p" "$work/again")
     [ -n "$again" ] || { echo "$1.$name: current, not measured again"; continue; }
     case $name in
       memory_*) check="--check off" ;;
@@ -274,9 +275,8 @@ counters_of() {
   ncu=$(find_ncu) || { echo "NCU=$ncu: no such program"; return 1; }
   [ -n "$ncu" ] || { echo "no ncu"; return 1; }
   metrics=$(ncu_metrics common/scripts/metrics.txt)
-  all_steps "$1" | sed "s/^/$1./" | todo counters "$1" - >"$work/again" || return 1
   for step in $(all_steps "$1"); do
-    again=$(answer "$1.$step")
+    again=$(todo counters "$1" "$1.$step") || { status=1; continue; }
     [ -n "$again" ] || { echo "$1.$step: current, not measured again"; continue; }
     options=$(profiled_problem "$1" "$step")
     if [ -z "$options" ]; then
