@@ -179,8 +179,7 @@ __device__ __forceinline__ void restore_v(float (&o)[Config::kHeadDim / 8][4],
 // it.
 //! [softmax]
 template <class Config, bool kMasked>
-__device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
-                                               const int (&s_acc)[Config::kBlockN / 8][4],
+__device__ __forceinline__ bool online_softmax(int (&s)[Config::kBlockN / 8][4],
                                                float (&row_max)[2], float (&row_sum)[2],
                                                float (&rescale)[2], float softmax_scale_log2) {
   const auto score = [](int acc) {
@@ -190,10 +189,10 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
   bool grown = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    int largest = s_acc[0][2 * r];
+    int largest = s[0][2 * r];
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; ++n)
-      largest = ::max(largest, ::max(s_acc[n][2 * r], s_acc[n][2 * r + 1]));
+      largest = ::max(largest, ::max(s[n][2 * r], s[n][2 * r + 1]));
     max[r] = fmaxf(row_max[r], quad_max(score(largest) * softmax_scale_log2));
     grown = grown || max[r] > row_max[r] + kRescaleThreshold;
   }
@@ -211,9 +210,10 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
   for (int n = 0; n < Config::kBlockN / 8; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float x = score(s_acc[n][i]);
-      s[n][i] = exp2f(fmaf(x, softmax_scale_log2, kPScale - row_max[i / 2]));
-      row_sum[i / 2] += s[n][i];
+      const float x = score(s[n][i]);
+      const float e = exp2f(fmaf(x, softmax_scale_log2, kPScale - row_max[i / 2]));
+      row_sum[i / 2] += e;
+      s[n][i] = __float_as_int(e);
     }
   return rescaled;
 }
@@ -376,8 +376,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   float o[kHeadDim / 8][4] = {};  // of one chunk, unnormalised
   // row_max: the reference, which may lag the row max (log2 units); row_sum: of this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
-  float s[kBlockN / 8][4];
-  int s_acc[kBlockN / 8][4];  // S before its conversion to float
+  // S in int32, then the fp32 bits of P. With an array of floats for P, ptxas moves 12 of 66
+  // exponentials behind the wait for P V, here 6: up to 6 % of the time at d=128.
+  int s[kBlockN / 8][4];
   uint32_t p[kBlockN / 32][4];
   float rescale[2];
   bool rescaled;
@@ -386,16 +387,21 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if constexpr (masked.value) {
       // Reread: variables would occupy registers in the loop.
       const WorkTile& work = smem.work[q.count % kWorkRing];
-      apply_mask<Config>(s_acc, shape, work.kv_range, smem.n_block[kv.count % Config::kVisitRing],
+      apply_mask<Config>(s, shape, work.kv_range, smem.n_block[kv.count % Config::kVisitRing],
                          work.row0 + work.seqlen_k - work.seqlen_q, work.last_key);
     }
     rescaled =
-        online_softmax<Config, masked.value>(s, s_acc, row_max, row_sum, rescale, scale_log2);
+        online_softmax<Config, masked.value>(s, row_max, row_sum, rescale, scale_log2);
     if (Config::kAwaitsVLate) consumer_wait(smem.v_full, kv);
+  };
+  const auto round_p = [&] {
+    float p_fp32[kBlockN / 8][4];
+    as_floats(p_fp32, s);
+    round_p_e4m3<kBlockN>(p, p_fp32);
   };
   //! [mmas]
   const auto issue_s = [&] {
-    issue_qk<Config>(s_acc, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
+    issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
                      smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
@@ -420,7 +426,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     issue_s();
     if (!Config::kAwaitsVLate) consumer_wait(smem.v_full, kv.previous());
     issue_o(kv.previous());
-    wgmma_wait<1>(s_acc);  // S complete, P V in flight
+    wgmma_wait<1>(s);  // S complete, P V in flight
     consumer_release(smem.k_empty, kv);
     if (nth == count - 1) release_q();
   };
@@ -428,7 +434,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     mmas(nth);
     softmax(masked);
     wait_o();
-    round_p_e4m3<kBlockN>(p, s);
+    round_p();
     if (rescaled) rescale_rows<kHeadDim>(o, rescale);
     kv.advance();
   };
@@ -439,11 +445,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // The very first S has no P V to overlap with.
   wait_k();
   issue_s();
-  wgmma_wait<0>(s_acc);
+  wgmma_wait<0>(s);
   consumer_release(smem.k_empty, kv);
   if (count == 1) release_q();
   softmax(std::true_type{});
-  round_p_e4m3<kBlockN>(p, s);
+  round_p();
   kv.advance();
   bool more = true;
   int nth = 1;  // index of the next of the tile's blocks
@@ -473,7 +479,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       issue_o(kv.previous());
     }
     wait_o();
-    round_p_e4m3<kBlockN>(p, s);
+    round_p();
     kv.advance();
     if (begin > 0) merge_partials<Config>(o, last_max, own_sums());
     if (tile_ends) {

@@ -21,7 +21,7 @@ class KeyMask {
   /// sequence `b`, in ascending order.
   virtual void for_each_range(int64_t b, int64_t h, int64_t i, KeyRange within,
                               const std::function<void(KeyRange)>& seen) const = 0;
-  /// The (query, key) pairs of head `h` of sequence `b` that it leaves visible; `one`: the sequence.
+  /// Visible (query, key) pairs of head `h` of sequence `b`, whose problem is `one`.
   virtual double visible_pairs(const Problem& one, int64_t b, int64_t h) const;
   /// Throws InputError if its shape does not match the problem's.
   virtual void fits(const Problem&) const = 0;

@@ -262,8 +262,8 @@ void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
       "prints what must be measured again of a document: nothing, \"all\" or steps; of peers "
       "those of the problems on stdin");
   todo->add_option("NAME", a.name,
-                   "the document; none for a log; - for the \"NAME [STEPS]\" on stdin, each printed "
-                   "before its answer");
+                   "the document; none for a log; - for the \"NAME [STEPS]\" on stdin, each "
+                   "printed before its answer");
   todo->add_option("--steps", a.words, "steps that the list of problems names")->delimiter(',');
   todo->callback([&a] {
     CodeKeys code(a.root);

@@ -39,8 +39,8 @@ std::map<std::string, bool> steps_of_log(CodeKeys&, const Unit&);
 /// The lines of parts.jsonl, by unit.
 std::map<std::string, nlohmann::json> read_parts(const std::filesystem::path& folder);
 
-/// Calls take(unit, document, line) for every line of the folder, or of one unit; a log has an empty
-/// document.
+/// Calls take(unit, document, line) for every line of the folder, or of unit `only`; a log has an
+/// empty document.
 void for_each_line(
     const std::filesystem::path& folder,
     const std::function<void(const Unit&, const std::string&, const nlohmann::json&)>& take,
