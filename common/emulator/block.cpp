@@ -12,8 +12,13 @@ namespace {
 
 // Turns that end before an atomic, or with a time slice used up, since something has changed by
 // which a loop could end: a thread has ended, a phase of a barrier, a word has another value. After
-// many, more blocks start; more than kMaxSpins, or so many slices a thread, are a deadlock.
+// many, more blocks start; more than max_spins(), or so many slices a thread, are a deadlock.
 constexpr std::size_t kMaxSpins = 30'000, kManySpins = 2'000, kManySlices = 8, kMaxSlices = 5;
+// Of a grid of up to 8 blocks. In a larger one every block needs its turns until all have arrived.
+std::size_t max_spins() {
+  const std::size_t blocks = std::size_t{gridDim.x} * gridDim.y * gridDim.z;
+  return kMaxSpins * std::clamp<std::size_t>(blocks / 8, 1, 64);
+}
 // The late warp runs after so many turns of others at the latest; one before an atomic counts more.
 constexpr unsigned kTurnsUntilLate = 8192, kTurnsOfYield = 32;
 
@@ -191,7 +196,7 @@ Fiber& Block::end_turn() {
   grid_.spins += spins_;
   grid_.slices += slice_;
   grid_.wants_more = grid_.waiting > 0 && (grid_.spins > kManySpins || grid_.slices > kManySlices);
-  if (grid_.spins > kMaxSpins || grid_.slices > kMaxSlices * (threads_.size() + 1))
+  if (grid_.spins > max_spins() || grid_.slices > kMaxSlices * (threads_.size() + 1))
     fail_later(spin_text(running_));
   if (grid_.wants_more) return host_;
   if (std::exchange(paused_, false) && !timeline && random_.below(2) == 0)
@@ -429,7 +434,7 @@ std::string Block::spin_text(std::size_t t) const {
            " for ever, and no other thread can come to anything else; " +
            std::to_string(grid_.waiting) + " blocks have not started";
   return "deadlock: " + thread_name(t) + " spins on " + threads_[t].what + " at " +
-         threads_[t].place.text() + ", and in " + std::to_string(kMaxSpins) +
+         threads_[t].place.text() + ", and in " + std::to_string(max_spins()) +
          " turns no thread has come to anything else; " + std::to_string(grid_.waiting) +
          " blocks have not started";
 }

@@ -50,7 +50,9 @@ void Block::access_shared(Kind kind, const char* what, const Where& where, const
   if (internal_) return;
   if (timeline) [[unlikely]]
     timeline->shared_access(slot_, running_, kind, what, where, byte, bytes);
-  if (kind == Kind::write && !what) fences_ |= 1;  // ordinary code's
+  // Ordinary code's, and that of stmatrix.
+  if (kind == Kind::write && (!what || std::string_view(what).starts_with("stmatrix")))
+    fences_ |= 1;
   if (!races_ || failure_) return;
   try {
     const std::size_t size = std::min(bytes, variables_.size() + shared_bytes_ - byte);
@@ -115,6 +117,16 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
                    near->place_of(at) + ", at " + where.text());
       return;
     }
+    if (const void* const last = static_cast<const std::byte*>(at) + bytes - 1;
+        bytes > 1 && GlobalBuffer::find(last) != buffer && buffer->guards(last))
+      return fail_later(running_name() + (kind == Kind::read ? " reads " : " writes ") +
+                        buffer->place_of(last) + ", at " + where.text());
+    // Drawn for stores to global memory alone: what else is watched does not change the schedule.
+    const bool pauses = kind == Kind::write && random_.below(8) == 0 && !timeline;
+    // What this thread has loaded may be old when it stores. Not between the look for a race and
+    // the store: another lane would find the old value to be what this one stores.
+    if (pauses) pause();
+    if (failure_) return;
     if (grid_.races) {
       const std::size_t first = buffer->offset(at);
       if (kind == Kind::read &&
@@ -126,10 +138,6 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
                 races_->touch(now, {buffer->shadow(), buffer->byte_name()}, first, bytes))
           fail_later(*race);
     }
-    // Drawn for stores to global memory alone: what else is watched does not change the schedule.
-    const bool pauses = kind == Kind::write && random_.below(8) == 0 && !timeline;
-    // What this thread has loaded may be old when it stores.
-    if (pauses && !failure_) pause();
   } catch (const std::exception& e) {
     fail_later(e.what());
   }
@@ -149,7 +157,17 @@ void Block::async_access(Races::Access& access, const void* at, std::size_t byte
     const std::size_t size = std::min(bytes, variables_.size() + shared_bytes_ - *byte);
     race = races_->touch(access, {shadow_, shared_name_}, *byte, size);
   } else if (grid_.races) {
-    if (GlobalBuffer* const buffer = GlobalBuffer::find(at))
+    const void* const last = static_cast<const std::byte*>(at) + bytes - 1;
+    GlobalBuffer* const buffer = GlobalBuffer::find(at);
+    for (const void* const end : {at, last}) {
+      if (GlobalBuffer::find(end)) continue;
+      const GlobalBuffer* const near = buffer ? buffer : GlobalBuffer::nearest(end);
+      if (near && near->guards(end))
+        throw KernelError(thread_name(access.thread - first_number_) + " " +
+                          (access.kind == Kind::read ? "reads " : "writes ") + near->place_of(end) +
+                          " by " + access.what + ", at " + access.where.text());
+    }
+    if (buffer)
       race =
           races_->touch(access, {buffer->shadow(), buffer->byte_name()}, buffer->offset(at), bytes);
   }

@@ -137,13 +137,16 @@ inline std::optional<Races::Event> Races::conflict(const Shadow& shadow, Shadow:
   Cell& cell = group.cell(c);
   if (!cell.written_apart) {
     if (conflicts_with(cell.writer, now, shadow)) {
-      if (!one_store(event(cell.writer), now)) return event(cell.writer);
+      // A slot's next block has the same numbers of threads.
+      if (event(cell.writer).block != block_[now.thread] || !one_store(event(cell.writer), now))
+        return event(cell.writer);
       same = event(cell.writer);
     }
   } else {
     for (std::size_t b = 0; b < Cell::kBytes; ++b)
       if ((bytes >> b & 1) && conflicts_with(cell.writer_of(b), now, shadow)) {
-        if (one_store(event(cell.writer_of(b)), now)) {
+        if (event(cell.writer_of(b)).block == block_[now.thread] &&
+            one_store(event(cell.writer_of(b)), now)) {
           same = event(cell.writer_of(b));
           continue;
         }

@@ -1,0 +1,155 @@
+/// \file
+/// Kernels that the emulator once judged wrongly: a bug that it missed, or a right kernel that it
+/// refused.
+#include <string>
+#include <vector>
+
+#include "attn/kernel.h"
+#include "emulator/simt.h"
+#include "ptx/cp_async.h"
+#include "ptx/global_flag.h"
+#include "ptx/mbarrier.h"
+#include "ptx/named_barrier.h"
+#include "ptx/stmatrix.h"
+#include "ptx/tma.h"
+#include "run/schedule.h"
+#include "tests/catch.h"
+
+namespace {
+
+using namespace attn;
+using emulator::GlobalBuffer;
+
+struct Storage {
+  alignas(1024) __half a[64 * 64];
+  alignas(128) float row[128];
+  uint64_t full;
+  ATTN_MEMBERS(Storage, a, row, full)
+};
+
+// The messages of so many schedules, without those that say nothing.
+template <class Kernel, class... Values>
+std::vector<std::string> messages(bool races, int schedules, unsigned grid, unsigned block,
+                                  Kernel kernel, Values... values) {
+  std::vector<std::string> said;
+  for (int n = 1; n <= schedules; ++n) {
+    choose_schedule(static_cast<std::uint64_t>(n));
+    emulator::find_races = emulator::find_global_races = races;
+    const Status status =
+        launch_kernel(kernel, dim3(grid), dim3(block), sizeof(Storage), nullptr, values...);
+    emulator::find_races = emulator::find_global_races = false;
+    if (!status.ok()) said.push_back(status.message);
+  }
+  emulator::early_copies = emulator::mixed_copies = false;
+  emulator::late_warps = emulator::LateWarps::half;
+  return said;
+}
+void all_say(const std::vector<std::string>& said, std::size_t count, const std::string& expected) {
+  REQUIRE(said.size() == count);
+  for (const std::string& text : said) {
+    INFO(text);
+    CHECK(text.find(expected) != text.npos);
+  }
+}
+
+__global__ void store_to_one_word(bool bug, float* out) {
+  out[8 * blockIdx.x + threadIdx.x / 4] = static_cast<float>(bug ? threadIdx.x : threadIdx.x / 4);
+}
+TEST_CASE("lanes store one value to a word of global memory", "[emulator][races][bugs]") {
+  std::vector<float> out(64);
+  const GlobalBuffer buffer("out", out.data(), 256);
+  CHECK(messages(true, 100, 8, 32, store_to_one_word, false, out.data()).empty());
+  all_say(messages(true, 3, 8, 32, store_to_one_word, true, out.data()), 3,
+          "two lanes store different values");
+}
+
+// Blocks one after the other in one slot are no lanes of a warp.
+__global__ void blocks_to_one_word(float* out) { out[0] = 1; }
+TEST_CASE("blocks that store to one word are a race", "[emulator][races][bugs]") {
+  std::vector<float> out(8);
+  const GlobalBuffer buffer("out", out.data(), 32);
+  const auto resident = emulator::resident_blocks;
+  emulator::resident_blocks = 1;
+  const std::vector<std::string> said = messages(true, 3, 12, 1, blocks_to_one_word, out.data());
+  emulator::resident_blocks = resident;
+  all_say(said, 3, "was written by thread");
+  for (const std::string& text : said) CHECK(text.find("two lanes") == text.npos);
+}
+
+__global__ void partial_warp(float* out) {
+  named_barrier_sync(1, 64);
+  out[threadIdx.x] = 1;
+}
+TEST_CASE("a named barrier counts 32 for a last warp of fewer threads", "[emulator][bugs]") {
+  float out[48];
+  for (const bool races : {false, true})
+    CHECK(messages(races, 3, 1, 48, partial_warp, static_cast<float*>(out)).empty());
+}
+
+// All blocks of a grid meet at a counter.
+__global__ void meet(unsigned* count, unsigned* out) {
+  if (threadIdx.x == 0) {
+    flag_add(count, 1u);
+    while (flag_load(count) % gridDim.x != 0) {
+    }
+    out[blockIdx.x] = 1;
+  }
+}
+TEST_CASE("132 blocks may spin until all have come", "[emulator][bugs]") {
+  unsigned count = 0;
+  std::vector<unsigned> out(132);
+  const GlobalBuffer buffer("count", &count, 4), results("out", out.data(), 4 * out.size());
+  CHECK(messages(false, 3, 132, 32, meet, &count, out.data()).empty());
+}
+
+__global__ void copy_past(bool bug, const float* in, float* out) {
+  auto& smem = dynamic_shared<Storage>();
+  cp_async_16(smem.row + 4 * threadIdx.x, in + 4 * threadIdx.x + (bug ? 4 : 0));
+  cp_async_commit();
+  cp_async_wait<0>();
+  out[threadIdx.x] = smem.row[4 * threadIdx.x];
+}
+TEST_CASE("an asynchronous copy from past the end of a buffer is named",
+          "[emulator][races][bugs]") {
+  alignas(128) static float in[160];
+  float out[32];
+  const GlobalBuffer buffer("in", in, 512, 128);
+  const float* const from = in;
+  CHECK(messages(true, 3, 1, 32, copy_past, false, from, static_cast<float*>(out)).empty());
+  all_say(messages(true, 3, 1, 32, copy_past, true, from, static_cast<float*>(out)), 3,
+          "reads 0 bytes past the end of in (512 bytes) by cp_async_16, at ");
+}
+
+__global__ void announced(bool bug) {
+  auto& smem = dynamic_shared<Storage>();
+  if (threadIdx.x == 0) mbarrier_init(&smem.full, 1), mbarrier_init_fence();
+  __syncthreads();
+  if (threadIdx.x == 0 && bug) mbarrier_arrive_expect_tx(&smem.full, 128);
+}
+TEST_CASE("a block does not end with bytes announced that nobody copies", "[emulator][bugs]") {
+  CHECK(messages(false, 3, 1, 32, announced, false).empty());
+  all_say(messages(false, 3, 1, 32, announced, true), 3, "ends before all announced bytes have come");
+}
+
+__global__ void store_matrix(bool bug, const TensorMap map) {
+  auto& smem = dynamic_shared<Storage>();
+  const uint32_t r[4] = {};
+  for (unsigned i = 0; i < 16; ++i) stmatrix_x4(smem.a + 256 * i + 8 * threadIdx.x, r);
+  if (!bug) fence_proxy_async();
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  tma_store(map, smem.a, {0, 0, 0});
+  tma_store_commit();
+  tma_store_wait<0>();
+}
+TEST_CASE("stmatrix, then a TMA store without a fence", "[emulator][bugs]") {
+  alignas(128) static __half data[64 * 64];
+  TensorMap map;
+  REQUIRE(
+      make_tensor_map<3>(map, data, {64, 64, 1}, {128, 8192}, {64, 64, 1}, Swizzle::k128).ok());
+  CHECK(messages(false, 3, 1, 32, store_matrix, false, map).empty());
+  all_say(messages(false, 3, 1, 32, store_matrix, true, map), 3,
+          "without fence_proxy_async since the last group of stores");
+}
+
+}  // namespace
