@@ -223,7 +223,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
         "--check", t,
         {{"full", CheckChoice::full}, {"sample", CheckChoice::sample}, {"off", CheckChoice::off}});
   });
-  app.add_flag("--races", o.races, "also report data races (emulator only; several times slower)");
+  app.add_flag("--races", o.races,
+               "find data races and missing fences, too (emulator only; about twice as slow)");
   app.add_flag("--time", o.time, "measure times and roofs (GPU only)");
   app.add_flag("--turns", o.turns,
                "for peers.py: read names of steps from standard input, time each, unchecked, and "

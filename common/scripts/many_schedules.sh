@@ -4,8 +4,9 @@
 #
 #   common/scripts/many_schedules.sh [--schedules N] [--log FILE] [CHAPTER...]
 #
-# N: 100 by default; tests run the first three. The log is docs/reports/schedules.txt. A step with a
-# race, or a wrong result, is printed by its test and makes the line say FAIL; the exit status is 1.
+# N: 100 by default; tests run the first three. Three of four schedules look for races in global
+# memory, too. The log is docs/reports/schedules.txt. A step with a race, or a wrong result, is
+# printed by its test and makes the line say FAIL; the exit status is 1.
 # Build the tests first: cmake --build --preset release (build/release, or $ATTN_BUILD).
 set -uo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)

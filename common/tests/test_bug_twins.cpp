@@ -128,7 +128,8 @@ __global__ void announced(bool bug) {
 }
 TEST_CASE("a block does not end with bytes announced that nobody copies", "[emulator][bugs]") {
   CHECK(messages(false, 3, 1, 32, announced, false).empty());
-  all_say(messages(false, 3, 1, 32, announced, true), 3, "ends before all announced bytes have come");
+  all_say(messages(false, 3, 1, 32, announced, true), 3,
+          "ends before all announced bytes have come");
 }
 
 __global__ void store_matrix(bool bug, const TensorMap map) {
