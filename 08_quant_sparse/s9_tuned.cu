@@ -376,8 +376,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   float o[kHeadDim / 8][4] = {};  // of one chunk, unnormalised
   // row_max: the reference, which may lag the row max (log2 units); row_sum: of this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
-  // S in int32, then the fp32 bits of P. With an array of floats for P, ptxas moves 12 of 66
-  // exponentials behind the wait for P V, here 6: up to 6 % of the time at d=128.
+  // S in int32, then the fp32 bits of P. With a float array for P, ptxas schedules 12 of the 66
+  // exponentials after the wait for P V instead of 6, which costs up to 6 % at d=128.
   int s[kBlockN / 8][4];
   uint32_t p[kBlockN / 32][4];
   float rescale[2];

@@ -14,7 +14,7 @@ namespace {
 // which a loop could end: a thread has ended, a phase of a barrier, a word has another value. After
 // many, more blocks start; more than max_spins(), or so many slices a thread, are a deadlock.
 constexpr std::size_t kMaxSpins = 30'000, kManySpins = 2'000, kManySlices = 8, kMaxSlices = 5;
-// Of a grid of up to 8 blocks. In a larger one every block needs its turns until all have arrived.
+// kMaxSpins is for up to 8 blocks; in a larger grid every block spins until the last has arrived.
 std::size_t max_spins() {
   const std::size_t blocks = std::size_t{gridDim.x} * gridDim.y * gridDim.z;
   return kMaxSpins * std::clamp<std::size_t>(blocks / 8, 1, 64);

@@ -64,7 +64,7 @@ void Block::named_barrier(const char* what, Place place, std::size_t id, std::si
   if (barrier.arrivals.empty()) barrier.arrivals.resize(threads_.size());
   ++barrier.arrivals[running_];
   arrive(barrier.meeting, running_);
-  // A last warp of fewer than 32 threads counts as 32, too: its first one for those it lacks.
+  // A partial last warp counts as 32: its first lane also counts for the missing ones.
   const std::size_t lanes = std::min(kWarpSize, threads_.size() - running_);
   barrier.arrived += running_ % kWarpSize == 0 ? 1 + kWarpSize - lanes : 1;
   if (barrier.arrived == count) require_whole_warps(what, place, barrier);
@@ -353,7 +353,7 @@ void Block::check_barriers() const {
       throw KernelError(where + "in the middle of a phase: " + barrier_text(at) +
                         ": probably an arrival too many or too few");
     if (barrier.missing_bytes() > 0)
-      throw KernelError(where + "before all announced bytes have come: " + barrier_text(at));
+      throw KernelError(where + "before all expected bytes have arrived: " + barrier_text(at));
   }
 }
 

@@ -50,7 +50,7 @@ void Block::access_shared(Kind kind, const char* what, const Where& where, const
   if (internal_) return;
   if (timeline) [[unlikely]]
     timeline->shared_access(slot_, running_, kind, what, where, byte, bytes);
-  // Ordinary code's, and that of stmatrix.
+  // Stores by ordinary code and stmatrix use the generic proxy.
   if (kind == Kind::write && (!what || std::string_view(what).starts_with("stmatrix")))
     fences_ |= 1;
   if (!races_ || failure_) return;
@@ -123,8 +123,8 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
                         buffer->place_of(last) + ", at " + where.text());
     // Drawn for stores to global memory alone: what else is watched does not change the schedule.
     const bool pauses = kind == Kind::write && random_.below(8) == 0 && !timeline;
-    // What this thread has loaded may be old when it stores. Not between the look for a race and
-    // the store: another lane would find the old value to be what this one stores.
+    // What this thread has loaded may be old when it stores. A pause after the race check would let
+    // another lane compare its value with the old one.
     if (pauses) pause();
     if (failure_) return;
     if (grid_.races) {

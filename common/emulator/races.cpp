@@ -135,18 +135,19 @@ inline std::optional<Races::Event> Races::conflict(const Shadow& shadow, Shadow:
                                                    std::optional<Event>& same) const {
   if (!group.used(c) && !conflicts_with(group.writer(c), now, shadow)) return std::nullopt;
   Cell& cell = group.cell(c);
+  // By lanes of one warp; the next block in a slot has the same thread numbers.
+  const auto same_store = [&](const Event& before) {
+    return before.block == block_[now.thread] && one_store(before, now);
+  };
   if (!cell.written_apart) {
     if (conflicts_with(cell.writer, now, shadow)) {
-      // A slot's next block has the same numbers of threads.
-      if (event(cell.writer).block != block_[now.thread] || !one_store(event(cell.writer), now))
-        return event(cell.writer);
+      if (!same_store(event(cell.writer))) return event(cell.writer);
       same = event(cell.writer);
     }
   } else {
     for (std::size_t b = 0; b < Cell::kBytes; ++b)
       if ((bytes >> b & 1) && conflicts_with(cell.writer_of(b), now, shadow)) {
-        if (event(cell.writer_of(b)).block == block_[now.thread] &&
-            one_store(event(cell.writer_of(b)), now)) {
+        if (same_store(event(cell.writer_of(b)))) {
           same = event(cell.writer_of(b));
           continue;
         }

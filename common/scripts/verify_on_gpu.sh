@@ -126,8 +126,8 @@ trap 'rm -rf "$work"' EXIT
   die 1 "no evidence was read from $out"
 mapfile -t units <"$work/units"
 
-# Inputs and outputs of gigabytes are touched several times on the host. With huge pages, and memory
-# kept after it was freed, that took 0.3 s per GB in place of 2.2 s (Debian 12, two cores).
+# The host allocates and copies inputs and outputs of gigabytes. With huge pages and a heap that
+# keeps freed memory, allocating and copying 1.2 GB took 0.3 s instead of 2.2 s (glibc 2.36).
 export GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0
 GLIBC_TUNABLES+=:glibc.malloc.trim_threshold=0x1000000000
 

@@ -120,16 +120,30 @@ TEST_CASE("an asynchronous copy from past the end of a buffer is named",
           "reads 0 bytes past the end of in (512 bytes) by cp_async_16, at ");
 }
 
-__global__ void announced(bool bug) {
+__global__ void read_across_the_end(bool bug, const unsigned char* in, uint4* out) {
+  *out = *reinterpret_cast<const uint4*>(in + (bug ? 256 : 240));
+}
+TEST_CASE("a wide read that begins inside a buffer and ends outside is named",
+          "[emulator][races][bugs]") {
+  alignas(128) static unsigned char in[512];
+  uint4 out;
+  const GlobalBuffer buffer("in", in, 264, 128);
+  const unsigned char* const from = in;
+  CHECK(messages(true, 3, 1, 1, read_across_the_end, false, from, &out).empty());
+  all_say(messages(true, 3, 1, 1, read_across_the_end, true, from, &out), 3,
+          "bytes past the end of in (264 bytes), at ");
+}
+
+__global__ void expect_bytes(bool bug) {
   auto& smem = dynamic_shared<Storage>();
   if (threadIdx.x == 0) mbarrier_init(&smem.full, 1), mbarrier_init_fence();
   __syncthreads();
   if (threadIdx.x == 0 && bug) mbarrier_arrive_expect_tx(&smem.full, 128);
 }
-TEST_CASE("a block does not end with bytes announced that nobody copies", "[emulator][bugs]") {
-  CHECK(messages(false, 3, 1, 32, announced, false).empty());
-  all_say(messages(false, 3, 1, 32, announced, true), 3,
-          "ends before all announced bytes have come");
+TEST_CASE("a block does not end before all expected bytes have arrived", "[emulator][bugs]") {
+  CHECK(messages(false, 3, 1, 32, expect_bytes, false).empty());
+  all_say(messages(false, 3, 1, 32, expect_bytes, true), 3,
+          "ends before all expected bytes have arrived");
 }
 
 __global__ void store_matrix(bool bug, const TensorMap map) {

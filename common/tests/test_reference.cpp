@@ -2,6 +2,7 @@
 #include "check/reference.h"
 
 #include <map>
+#include <random>
 #include <set>
 #include <string>
 #include <tuple>
@@ -191,6 +192,25 @@ TEST_CASE("masks are held to the shape of their problem", "[reference]") {
                 std::make_shared<ColumnIntervals>(std::vector<int64_t>{1, 1, 1, 7}, seven, seven))
             .find("hidden_begin: is [1, 1, 1, 7]") == 0);
   CHECK_THROWS_AS(BlockMask(2, 3, {1, 1, 3, 3}, std::vector<bool>(8)), InputError);
+}
+
+TEST_CASE("pairs of column intervals, counted by keys and by queries", "[reference]") {
+  std::mt19937_64 random(5);
+  const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % uint64_t(n)); };
+  for (int n = 0; n < 400; ++n) {
+    const int64_t rows = 1 + below(12), columns = 1 + below(12);
+    Problem p = make(rows, columns, n % 3 == 0, below(8) - 1, below(8) - 1);
+    p.finish();
+    // Two intervals a key, some of which overlap, are empty or end before they begin.
+    const auto draw_rows = [&] {
+      std::vector<int64_t> values(static_cast<std::size_t>(2 * columns));
+      for (int64_t& value : values) value = below(rows + 1);
+      return values;
+    };
+    const ColumnIntervals mask({1, 1, 2, columns}, draw_rows(), draw_rows());
+    const Problem one = p.sequence(0);
+    REQUIRE(mask.visible_pairs(one, 0, 0) == mask.KeyMask::visible_pairs(one, 0, 0));
+  }
 }
 
 TEST_CASE("fully masked rows are 0 and -inf", "[reference]") {
