@@ -394,7 +394,7 @@ TEST_CASE("ranks: processes meet at a file", "[ranks]") {
   const auto fails = [&](int world, int version, double seconds, const std::string& said,
                          const std::string& run = "B=1 N=5") {
     INFO(said);
-    CHECK_THROWS_WITH(accept(file, 2, {"", world, version, run}, seconds), Catch::Contains(said));
+    CHECK_THROWS_WITH(accept(file, 2, {"", world, version, run}, seconds), ContainsSubstring(said));
   };
   fails(3, 22803, 0.05, "time-out of 0.05 s: rank 2 waits for --nccl-id " + file);
   std::string got;
@@ -402,7 +402,7 @@ TEST_CASE("ranks: processes meet at a file", "[ranks]") {
   invite(file, sent);
   waits.join();
   CHECK(got == sent.id);
-  CHECK_THROWS_WITH(invite(file, sent), Catch::Contains("of another run"));
+  CHECK_THROWS_WITH(invite(file, sent), ContainsSubstring("of another run"));
   fails(2, 22803, 1, "--world 2: rank 0 of " + file + " has 3");
   fails(3, 21803, 1, "rank 0 has NCCL 22803, rank 2 has 21803");
   fails(3, 22803, 1, "rank 0 computes B=1 N=5, rank 2 B=1 N=6", "B=1 N=6");
@@ -410,7 +410,7 @@ TEST_CASE("ranks: processes meet at a file", "[ranks]") {
     std::ofstream(file) << text;
     fails(3, 22803, 1, "not a file of rank 0");
   }
-  CHECK_THROWS_WITH(invite(folder / "none" / "id", sent), Catch::Contains("cannot be written"));
+  CHECK_THROWS_WITH(invite(folder / "none" / "id", sent), ContainsSubstring("cannot be written"));
   std::filesystem::remove_all(folder);
 }
 

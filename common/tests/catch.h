@@ -1,18 +1,20 @@
 // Catch2 2.13 and 3.x have different headers. Tests include this file and use the common subset:
-// TEST_CASE, SECTION, CHECK, REQUIRE, CHECK_THROWS_AS, GENERATE, INFO and Approx.
+// TEST_CASE, SECTION, CHECK, REQUIRE, CHECK_THROWS_AS, GENERATE, INFO, Approx and ContainsSubstring.
 #pragma once
+
+#include <cstdio>
+#include <string>
 
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
 using Catch::Approx;  // 2.13 declares it in the global namespace
+using Catch::Matchers::ContainsSubstring;
 #elif __has_include(<catch2/catch.hpp>)
 #include <catch2/catch.hpp>
+inline auto ContainsSubstring(const std::string& text) { return Catch::Matchers::Contains(text); }
 #else
 #error "Catch2 is not installed: see the dependencies in README.md"
 #endif
-
-#include <cstdio>
-#include <string>
 
 namespace attn::tests {
 
