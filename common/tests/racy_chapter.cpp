@@ -1,6 +1,6 @@
 /// \file
-/// A chapter of two steps with correct results. One of them has a race, which only `--races`
-/// detects.
+/// A chapter of three steps: one is right, one has a race, which only `--races` detects, and one
+/// leaves a counter that makes its next launch wrong.
 #include "attn/kernel.h"
 #include "check/operation.h"
 #include "tests/small_step.h"
@@ -40,6 +40,13 @@ __global__ void attention(const float* gQ, const float* gK, const float* gV, flo
   gLse[row] = row_max + logf(row_sum) + (neighbours < 0 ? 1.0f : 0.0f);
 }
 
+__global__ void set_counter(unsigned* counter, unsigned value) { *counter = value; }
+// Expects the counter at 0, and leaves it at 1.
+__global__ void count(unsigned* counter, float* gLse) {
+  if (*counter != 0) gLse[0] = 100;
+  *counter = 1;
+}
+
 template <bool kBarrier>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
@@ -50,12 +57,29 @@ Status launch(const Arguments& args) {
                        args.out<float>("lse"), shape_of(p));
 }
 
+Status launch_counted(const Arguments& args) {
+  const Status status = launch<true>(args);
+  return status.ok() ? launch_kernel(count, dim3(1), dim3(1), 0, args.stream,
+                                     args.out<unsigned>("counter"), args.out<float>("lse"))
+                     : status;
+}
+Status clear_counter(const Arguments& args) {
+  return launch_kernel(set_counter, dim3(1), dim3(1), 0, args.stream,
+                       args.out<unsigned>("counter"), 0u);
+}
+Step counted_step() {
+  Step step = small_step("v3_counter", launch_counted);
+  step.workspaces = [](const Problem&) { return std::vector<Workspace>{{"counter", 4, true}}; };
+  step.prepare = {nullptr, clear_counter};
+  return step;
+}
+
 }  // namespace
 
 const attn::Chapter& attn::chapter() {
   static const Chapter c{"racy",
-                         "right numbers, and a race",
+                         "right numbers, a race, and a counter",
                          {small_step("v1_barrier", launch<true>),
-                          small_step("v2_no_barrier", launch<false>)}};
+                          small_step("v2_no_barrier", launch<false>), counted_step()}};
   return c;
 }

@@ -6,11 +6,14 @@
 
 #include "attn/kernel.h"
 #include "emulator/simt.h"
+#include "ptx/cluster.h"
 #include "ptx/cp_async.h"
 #include "ptx/global_flag.h"
+#include "ptx/launch.h"
 #include "ptx/mbarrier.h"
 #include "ptx/named_barrier.h"
 #include "ptx/stmatrix.h"
+#include "ptx/system_flag.h"
 #include "ptx/tma.h"
 #include "run/schedule.h"
 #include "tests/catch.h"
@@ -23,26 +26,31 @@ using emulator::GlobalBuffer;
 struct Storage {
   alignas(1024) __half a[64 * 64];
   alignas(128) float row[128];
-  uint64_t full;
-  ATTN_MEMBERS(Storage, a, row, full)
+  uint64_t full, empty;
+  ATTN_MEMBERS(Storage, a, row, full, empty)
 };
 
 // The messages of so many schedules, without those that say nothing.
-template <class Kernel, class... Values>
-std::vector<std::string> messages(bool races, int schedules, unsigned grid, unsigned block,
-                                  Kernel kernel, Values... values) {
+template <class Launch>
+std::vector<std::string> messages_of(bool races, int schedules, Launch launch) {
   std::vector<std::string> said;
   for (int n = 1; n <= schedules; ++n) {
     choose_schedule(static_cast<std::uint64_t>(n));
     emulator::find_races = emulator::find_global_races = races;
-    const Status status =
-        launch_kernel(kernel, dim3(grid), dim3(block), sizeof(Storage), nullptr, values...);
+    const Status status = launch();
     emulator::find_races = emulator::find_global_races = false;
     if (!status.ok()) said.push_back(status.message);
   }
   emulator::early_copies = emulator::mixed_copies = false;
   emulator::late_warps = emulator::LateWarps::half;
   return said;
+}
+template <class Kernel, class... Values>
+std::vector<std::string> messages(bool races, int schedules, unsigned grid, unsigned block,
+                                  Kernel kernel, Values... values) {
+  return messages_of(races, schedules, [&] {
+    return launch_kernel(kernel, dim3(grid), dim3(block), sizeof(Storage), nullptr, values...);
+  });
 }
 void all_say(const std::vector<std::string>& said, std::size_t count, const std::string& expected) {
   REQUIRE(said.size() == count);
@@ -165,6 +173,99 @@ TEST_CASE("stmatrix, then a TMA store without a fence", "[emulator][bugs]") {
   CHECK(messages(false, 3, 1, 32, store_matrix, false, map).empty());
   all_say(messages(false, 3, 1, 32, store_matrix, true, map), 3,
           "without fence_proxy_async since the last group of stores");
+}
+
+// Block 0 tells block 1 at system scope that its data are there. Block 1 resets the flag.
+enum class Message { right, before_the_data, ordinary_store };
+__global__ void send_message(Message message, float* data, unsigned* flag, float* out) {
+  if (blockIdx.x == 0) {
+    if (message == Message::before_the_data && threadIdx.x == 0) system_flag_store(flag, 1);
+    data[threadIdx.x] = 1;
+    __syncthreads();
+    if (message == Message::right && threadIdx.x == 0) system_flag_store(flag, 1);
+    if (message == Message::ordinary_store && threadIdx.x == 0) *flag = 1;
+  } else {
+    if (threadIdx.x == 0) system_flag_wait(flag, 1);
+    __syncthreads();
+    out[threadIdx.x] = data[threadIdx.x];
+    if (threadIdx.x == 0) *flag = 0;
+  }
+}
+TEST_CASE("a message at system scope is sent after its data", "[emulator][races][bugs]") {
+  float data[32] = {}, out[32];
+  unsigned flag = 0;
+  const GlobalBuffer buffer("data", data, sizeof data), flags("flag", &flag, 4);
+  const auto said = [&](Message message) {
+    return messages(true, 3, 2, 32, send_message, message, static_cast<float*>(data), &flag,
+                    static_cast<float*>(out));
+  };
+  CHECK(said(Message::right).empty());
+  all_say(said(Message::before_the_data), 3, "of data");
+  all_say(said(Message::ordinary_store), 3, "with no release and acquire between");
+}
+
+// Each block of a cluster reads the other's row, then releases it.
+__global__ void read_other_block(bool bug, float* out) {
+  auto& smem = dynamic_shared<Storage>();
+  const int other = 1 - cluster_rank();
+  const ClusterAddress released = cluster_address(&smem.full, other);
+  if (threadIdx.x == 0) mbarrier_init(&smem.full, 32), mbarrier_init_fence();
+  smem.row[threadIdx.x] = static_cast<float>(threadIdx.x);
+  cluster_sync();
+  if (bug) mbarrier_release_cluster(released);
+  out[32 * blockIdx.x + threadIdx.x] =
+      cluster_load<float>(cluster_address(&smem.row[threadIdx.x], other));
+  if (!bug) mbarrier_release_cluster(released);
+  mbarrier_wait(&smem.full, 0);
+  smem.row[threadIdx.x] = -1;
+  cluster_sync();
+}
+TEST_CASE("another block's shared memory is released after it has been read",
+          "[emulator][races][bugs]") {
+  float out[64];
+  const auto said = [&](bool bug) {
+    return messages_of(true, 3, [&] {
+      return launch_kernel(LaunchAttributes{.cluster = 2}, read_other_block, dim3(2), dim3(32),
+                           sizeof(Storage), nullptr, bug, static_cast<float*>(out));
+    });
+  };
+  CHECK(said(false).empty());
+  for (unsigned i = 0; i < 64; ++i) CHECK(out[i] == static_cast<float>(i % 32));
+  all_say(said(true), 3, "(row[");
+}
+
+// Three blocks of each of two tiles go through one buffer: the parity is that of all blocks before.
+// With a parity that starts again the consumer reads block 3 too early and is then one phase ahead.
+__global__ void parity_of_tiles(bool bug, float* out) {
+  auto& smem = dynamic_shared<Storage>();
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (threadIdx.x == 0)
+    mbarrier_init(&smem.full, 32), mbarrier_init(&smem.empty, 32), mbarrier_init_fence();
+  __syncthreads();
+  float sum = 0;
+  for (int n = 0; n < 6; ++n) {
+    if (threadIdx.x < 32) {
+      if (n > 0) mbarrier_wait(&smem.empty, (n - 1) % 2);
+      smem.row[lane] = static_cast<float>(n);
+      mbarrier_arrive(&smem.full);
+    } else {
+      mbarrier_wait(&smem.full, (bug ? n % 3 : n) % 2);
+      sum += smem.row[lane];
+      mbarrier_arrive(&smem.empty);
+    }
+  }
+  if (threadIdx.x >= 32) out[lane] = sum;
+}
+TEST_CASE("a parity that starts again with each tile", "[emulator][races][bugs]") {
+  float out[32];
+  const auto said = [&](bool bug) {
+    return messages(true, 3, 1, 64, parity_of_tiles, bug, static_cast<float*>(out));
+  };
+  CHECK(said(false).empty());
+  for (const float sum : out) CHECK(sum == 15);
+  all_say(said(true), 3,
+          "mbarrier empty is in phase 4: 0 of 32 threads have arrived, thread (32,0,0) waits in "
+          "mbarrier_wait at tests/test_bug_twins.cpp:");
 }
 
 }  // namespace
