@@ -446,19 +446,21 @@ std::string Block::deadlock_text() const {
   const auto one = std::find_if(threads_.begin(), threads_.end(), waits);
   if (one == threads_.end()) return "deadlock: no thread of block " + index_.text() + " can go on";
   const Thread& first = *one;
-  const auto elsewhere = std::find_if(threads_.begin(), threads_.end(), [&](const Thread& t) {
-    return waits(t) && !(t.place == first.place);
-  });
   std::string text = "deadlock: thread " + first.index.text() + " of block " + index_.text() +
                      " waits in " + first.what + " at " + first.place.text() + "; " +
                      std::to_string(exited_) + " of " + std::to_string(threads_.size()) +
                      " threads have exited";
   if (first.barrier) text += "; " + barrier_text(first.barrier);
-  if (elsewhere != threads_.end())
-    text += ", thread " + elsewhere->index.text() + " waits in " + elsewhere->what + " at " +
-            elsewhere->place.text();
-  if (elsewhere != threads_.end() && elsewhere->barrier && elsewhere->barrier != first.barrier)
-    text += "; " + barrier_text(elsewhere->barrier);
+  // One thread of each other line that waits, and each barrier once.
+  std::vector<const Thread*> told{&first};
+  for (const Thread& t : threads_) {
+    if (!waits(t) || std::ranges::any_of(told, [&](auto* o) { return o->place == t.place; }))
+      continue;
+    text += ", thread " + t.index.text() + " waits in " + t.what + " at " + t.place.text();
+    if (t.barrier && std::ranges::none_of(told, [&](auto* o) { return o->barrier == t.barrier; }))
+      text += "; " + barrier_text(t.barrier);
+    told.push_back(&t);
+  }
   return text;
 }
 

@@ -26,8 +26,8 @@ using emulator::GlobalBuffer;
 struct Storage {
   alignas(1024) __half a[64 * 64];
   alignas(128) float row[128];
-  uint64_t full, empty;
-  ATTN_MEMBERS(Storage, a, row, full, empty)
+  uint64_t full, empty, done;
+  ATTN_MEMBERS(Storage, a, row, full, empty, done)
 };
 
 // The messages of so many schedules, without those that say nothing.
@@ -266,6 +266,23 @@ TEST_CASE("a parity that starts again with each tile", "[emulator][races][bugs]"
   all_say(said(true), 3,
           "mbarrier empty is in phase 4: 0 of 32 threads have arrived, thread (32,0,0) waits in "
           "mbarrier_wait at tests/test_bug_twins.cpp:");
+}
+
+__global__ void three_waits() {
+  auto& smem = dynamic_shared<Storage>();
+  uint64_t* const barriers[3] = {&smem.full, &smem.empty, &smem.done};
+  if (threadIdx.x == 0) {
+    for (uint64_t* barrier : barriers) mbarrier_init(barrier, 32);
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) mbarrier_wait(&smem.full, 0);
+  if (threadIdx.x == 32) mbarrier_wait(&smem.empty, 0);
+  if (threadIdx.x == 64) mbarrier_wait(&smem.done, 0);
+}
+TEST_CASE("a deadlock names every barrier that a thread waits for", "[emulator][bugs]") {
+  for (const char* name : {"mbarrier full is", "mbarrier empty is", "mbarrier done is"})
+    all_say(messages(false, 3, 1, 96, three_waits), 3, name);
 }
 
 }  // namespace
