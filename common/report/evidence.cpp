@@ -288,11 +288,17 @@ void merge(const fs::path& folder, CodeKeys& code, const fs::path& from) {
                             problems.contains(problem_of(line)));
                   });
   }
+  // `from` may be a copy of `folder` from before: a part that was measured again since then stays.
+  const auto date = [](const json& part) {
+    const std::string text = part.value("measured", json::object()).value("date", kUnknown);
+    return text == kUnknown ? "" : text;
+  };
   for (const auto& [name, part] : measured) {
-    const bool taken = part.at("verdict") == "passed" || !parts.contains(name);
+    const bool older = parts.contains(name) && date(part) < date(parts[name]);
+    const bool taken = !older && (part.at("verdict") == "passed" || !parts.contains(name));
     if (taken)
       parts[name] = part;
-    else
+    else if (!older)
       parts[name]["merged"] = {{"verdict", part.at("verdict")},
                                {"measured", part.value("measured", json::object())}};
     std::vector<std::string> logs;

@@ -57,7 +57,30 @@ TEST_CASE("what was measured into another folder is taken over, and nothing else
   refused("01_first.forward.jsonl", "9.5", "0.5", "not as it was measured; nothing was merged");
   refused("parts.jsonl", "failed", "passed", "was edited; nothing was merged");
   refused("sanitizer.01_first.txt", "all", "not", "not as it was measured; nothing was merged");
-  CHECK_THROWS_WITH(merge(project.reports, code, project.reports), ContainsSubstring("into itself"));
+  CHECK_THROWS_WITH(merge(project.reports, code, project.reports),
+                    ContainsSubstring("into itself"));
+}
+
+TEST_CASE("two copies of a folder, each measured in part, are merged one after the other",
+          "[evidence]") {
+  Project project, one, two;  // the same sources
+  const auto log = [](Project& p, const std::string& part, const std::string& text,
+                      const std::string& date) {
+    p.report(part + ".01_first.txt", text);
+    CodeKeys code(p.root);
+    finish(p.reports, code, {part, "01_first"}, "passed", 3, {part + ".01_first.txt"},
+           {{"date", date}});
+  };
+  for (Project* p : {&project, &one, &two})
+    for (const char* part : {"tests", "sanitizer"}) log(*p, part, "old\n", "2026-11-01T10:00:00Z");
+  log(one, "tests", "by one\n", "2026-11-02T10:00:00Z");
+  log(two, "sanitizer", "by two\n", "2026-11-02T11:00:00Z");
+  CodeKeys code(project.root);
+  merge(project.reports, code, one.reports);
+  merge(project.reports, code, two.reports);
+  CHECK(read_bytes(project.reports / "tests.01_first.txt") == "by one\n");
+  CHECK(read_bytes(project.reports / "sanitizer.01_first.txt") == "by two\n");
+  CHECK(project.wrong() == "");
 }
 
 TEST_CASE("what is as it was measured passes, what was edited does not", "[evidence]") {

@@ -1,5 +1,5 @@
 // Catch2 2.13 and 3.x have different headers. Tests include this file and use the common subset:
-// TEST_CASE, SECTION, CHECK, REQUIRE, CHECK_THROWS_AS, GENERATE, INFO, Approx and ContainsSubstring.
+// TEST_CASE, SECTION, CHECK, REQUIRE, CHECK_THROWS_AS, GENERATE, INFO, Approx, ContainsSubstring.
 #pragma once
 
 #include <cstdio>

@@ -122,7 +122,7 @@ def view(x, name, stream=None):
         found = _of_numpy(x, name)
     elif is_torch(x):
         found = _of_torch(x, name)
-    elif hasattr(x, "__dlpack__"):
+    elif hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):  # a traced array lacks one
         t = dlpack.Import(x, name, stream)
         if t.device_type not in (dlpack.CPU, dlpack.CUDA, dlpack.CUDA_HOST, dlpack.CUDA_MANAGED):
             raise InvalidValue(f"{name}: DLPack device type {t.device_type}: must be CPU or CUDA")
@@ -132,7 +132,7 @@ def view(x, name, stream=None):
                      type(x).__module__.split(".")[0], t.read_only)
     else:
         raise InvalidValue(f"{name}: is a {type(x).__name__}: must be a NumPy array, a PyTorch "
-                           "tensor, or have __dlpack__")
+                           "tensor, or have __dlpack__ and __dlpack_device__")
     if 0 in found.shape:
         raise InvalidValue(f"{name}: shape {list(found.shape)}: no dimension may be 0")
     for extent, stride in zip(found.shape, found.strides):

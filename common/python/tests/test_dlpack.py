@@ -109,6 +109,14 @@ class Dlpack(unittest.TestCase):
         gc.collect()
         self.assertEqual([t.deleted for t in tensors], [1, 1, 1])
 
+    def test_a_traced_array_is_refused(self):
+        class Traced:  # as under jax.jit
+            def __dlpack__(self, **_):
+                raise AssertionError("asked")
+        data = [normal(n, 1, 2, 33, 64) for n in range(2)]
+        with self.assertRaisesRegex(InvalidValue, "^q: is a Traced: must be "):
+            attn.forward(Traced(), *data)
+
     def test_read_only(self):
         data = [normal(n, 1, 2, 33, 64) for n in range(3)]
         attn.forward(*(Producer(x, flags=dlpack.FLAG_READ_ONLY) for x in data))  # inputs may be

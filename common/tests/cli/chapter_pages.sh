@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # chapter_pages.sh ROOT: a page of a chapter has at most 300 lines, tables and code not counted;
-# the steps and the `diff_...` targets that a page names exist. Ends with planted faults.
+# the steps and the `diff_...` targets that a page names exist;
+# a table has a line per row. Ends with planted faults.
 set -uo pipefail
 export LC_ALL=C.UTF-8
 most_lines=300
@@ -23,6 +24,8 @@ pages_of() {  # pages_of ROOT: complaints, a line each
   done
   for page in README.md docs/*.md 0*/*.md 0*/exercises/*.md; do
     [[ -f $page ]] || continue
+    # A rule of a table within a line: something has wrapped the table like a paragraph.
+    grep -nE '\|[^-:]*\| *\|:?---' "$page" | sed "s#^\([0-9]*\):.*#$page:\1: a table in one line#"
     while read -r target; do
       grep -qxF -- "$target" <<<"$targets" || echo "$page: names $target, which is no target"
     done < <(grep -oE '\bdiff_(parent_)?0[1-8](_[a-z][0-9]+)*\b' "$page" | sort -u)
@@ -63,3 +66,7 @@ echo >"$work/01_first/v1_one.cu"
 echo '// parent    v1_one' >"$work/01_first/v2_two.cu"
 echo '`diff_01_v1_v2` and `diff_01_v2_v3`' >"$work/01_first/README.md"
 [[ $(said_of) == *'names diff_01_v2_v3, which is no target' ]] || { echo "targets: $(said_of)"; exit 1; }
+printf '| a | b |\n|---|---:|\n| c | d |\n' >"$work/01_first/README.md"
+[[ -z $(said_of) ]] || { echo "a table: $(said_of)"; exit 1; }
+echo '| a | b | |---|---:| | c | d |' >"$work/01_first/README.md"
+expect '01_first/README.md:1: a table in one line'
