@@ -253,7 +253,7 @@ std::string which(const char* operation, const attn_problem* problem) {
   std::string text;
   bool best = true;
   for (const NamedStep* named :
-       by_preference(operation_of(call, known.problem), known.problem.dtype)) {
+       by_preference(operation_of(call, known.problem), known.problem)) {
     const auto reason = reason_against(*named, known);
     text += fmt::format("{:<40} {}\n", named->name,
                         reason ? "no: " + *reason
@@ -302,6 +302,8 @@ void attn_problem_defaults(attn_problem* problem) {
   problem->batch = problem->heads = problem->kv_heads = 1;
   problem->seqlen_q = problem->seqlen_k = problem->head_dim = 1;
   problem->window_left = problem->window_right = -1;
+  problem->block_m = problem->block_n = 128;
+  problem->mask_batch = problem->mask_heads = problem->mask_intervals = 1;
 }
 
 #define ATTN_OPERATION(X)                                                                         \

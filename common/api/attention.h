@@ -100,6 +100,17 @@ typedef struct attn_problem {
   /** The page table on the host, [batch, max_pages], as at the time of the plan; may be null. Steps
      that read a shared prefix once need it. */
   const int32_t* host_page_table;
+
+  /** Sparse masks of forward, for steps of chapter 08; on the host, as at the time of the plan.
+     Read by *_plan, not kept. At most one of the two; null: none. mask_batch is 1 or batch,
+     mask_heads 1 or heads: 1 is one mask for all.
+     A block mask [mask_batch, mask_heads, ceil(seqlen_q / block_m), ceil(seqlen_k / block_n)]: 1 if
+     block_m queries attend to block_n keys, 0 if not.
+     Column intervals [mask_batch, mask_heads, mask_intervals, seqlen_k] (FlashMask): queries from
+     hidden_begin to hidden_end - 1 do not attend to the key. mask_intervals is 1 or 2. */
+  const uint8_t* block_mask;
+  const int32_t *hidden_begin, *hidden_end;
+  int64_t block_m, block_n, mask_intervals, mask_batch, mask_heads;
   /** 1: tensors with strides, or not aligned to 16 bytes, are copied to and from the workspace.
      0: they are refused. */
   int32_t copy_strided;
@@ -144,7 +155,8 @@ typedef struct attn_tensors {
     threads and streams, each with its own workspace. */
 typedef struct attn_plan attn_plan;
 
-/** Fills in size, backend GPU, bf16, windows without limit, and 1 for every size. */
+/** Fills in size, backend GPU, bf16, windows without limit, mask blocks of 128 x 128, and 1 for
+    every other size. */
 ATTN_API void attn_problem_defaults(attn_problem* problem);
 
 /* For each operation:

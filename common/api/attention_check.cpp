@@ -134,7 +134,7 @@ std::string cost(const char* operation_name, const attn_problem* from, const cha
   const std::string of = operation_of(call, p);
   const Step* step = step_named(*from, of);
   std::string step_name = step ? from->step : "";
-  for (const NamedStep* named : by_preference(of, p.dtype)) {
+  for (const NamedStep* named : by_preference(of, p)) {
     if (step) break;
     if (!reason_against(*named, known)) step = named->step, step_name = named->name;
   }

@@ -10,6 +10,7 @@
 #include "api/memory.h"
 #include "api/make_plan.h"
 #include "attn/error.h"
+#include "attn/mask.h"
 #include "device/device.h"
 
 namespace attn::api {
@@ -86,6 +87,53 @@ void set_lengths(Call call, const attn_problem& from, Known& known) {
   } else if (from.lengths_k) {
     invalid(fmt::format("lengths_k: {} has them only with packed sequences", text_of(call)));
   }
+}
+
+void set_mask(Call call, const attn_problem& from, Problem& p) {
+  const bool columns = from.hidden_begin || from.hidden_end;
+  if (!from.block_mask && !columns) return;
+  const char* const name = from.block_mask ? "block_mask" : "hidden_begin";
+  if (call != Call::forward) invalid(fmt::format("{}: {} has no mask", name, text_of(call)));
+  if (from.block_mask && columns)
+    invalid("block_mask, hidden_begin: at most one of them may be given");
+  if (columns && (!from.hidden_begin || !from.hidden_end))
+    invalid("hidden_begin, hidden_end: both must be given, or none");
+  int64_t count = 1;
+  std::vector<int64_t> shape;
+  const auto extent = [&](int64_t size) {
+    shape.push_back(size);
+    if (__builtin_mul_overflow(count, size, &count) || count > int64_t{1} << 40)
+      invalid(fmt::format("{}: must have at most 2^40 entries", name));
+  };
+  for (const auto& [title, given, whole] :
+       {std::tuple{"mask_batch", from.mask_batch, p.batch},
+        std::tuple{"mask_heads", from.mask_heads, p.heads}}) {
+    if (given != 1 && given != whole)
+      invalid(fmt::format("{} {}: must be 1 or {}", title, given, whole));
+    extent(given);
+  }
+  if (columns) {
+    if (from.mask_intervals != 1 && from.mask_intervals != 2)
+      invalid(fmt::format("mask_intervals {}: must be 1 or 2", from.mask_intervals));
+    extent(from.mask_intervals), extent(p.seqlen_k);
+    std::vector<int64_t> begin(from.hidden_begin, from.hidden_begin + count),
+        end(from.hidden_end, from.hidden_end + count);
+    for (std::size_t n = 0; n < begin.size(); ++n)
+      if (begin[n] < 0 || end[n] < 0)
+        invalid(fmt::format("hidden_begin[{}] {}, hidden_end[{}] {}: must be queries, from 0 on", n,
+                            begin[n], n, end[n]));
+    p.mask = std::make_shared<ColumnIntervals>(shape, std::move(begin), std::move(end));
+    return;
+  }
+  if (from.block_m < 1 || from.block_n < 1)
+    invalid(fmt::format("block_m {}, block_n {}: must be from 1", from.block_m, from.block_n));
+  extent((p.seqlen_q - 1) / from.block_m + 1), extent((p.seqlen_k - 1) / from.block_n + 1);
+  std::vector<bool> open(from.block_mask, from.block_mask + count);
+  if (const auto* bad = std::find_if(from.block_mask, from.block_mask + count,
+                                     [](uint8_t value) { return value > 1; });
+      bad != from.block_mask + count)
+    invalid(fmt::format("block_mask[{}] is {}: must be 0 or 1", bad - from.block_mask, *bad));
+  p.mask = std::make_shared<BlockMask>(from.block_m, from.block_n, shape, std::move(open));
 }
 
 // The tensors of a call, without their places.
@@ -182,7 +230,7 @@ bool is_counter(const std::string& workspace) {
 
 const NamedStep& choose(Call call, const Known& known, const char* wanted) {
   const std::string operation = operation_of(call, known.problem);
-  const std::vector<const NamedStep*> steps = by_preference(operation, known.problem.dtype);
+  const std::vector<const NamedStep*> steps = by_preference(operation, known.problem);
   if (!wanted) {
     for (const NamedStep* named : steps)
       if (!reason_against(*named, known)) return *named;
@@ -279,6 +327,7 @@ Known known_of(Call call, const attn_problem* from) {
     invalid(fmt::format("seqlen_q {}: more new tokens than the {} that a sequence has room for",
                         p.seqlen_q, p.seqlen_k));
   set_lengths(call, *from, known);
+  set_mask(call, *from, p);
   p.finish();
   if (p.empty()) invalid("lengths: at least one sequence must have queries, and one keys");
   return known;
@@ -321,6 +370,12 @@ std::unique_ptr<attn_plan> make_plan(Call call, const attn_problem* from) {
       plan->regions.push_back({name, place(size), size, std::move(bytes)});
     }
   }
+  if (p.mask && !from->block_mask)  // of a block mask steps read their plan's lists alone
+    for (const HostTensor& tensor : p.mask->tensors()) {
+      std::vector<std::byte> bytes = to_bytes(tensor);
+      const auto size = static_cast<int64_t>(bytes.size());
+      plan->regions.push_back({tensor.spec.name, place(size), size, std::move(bytes)});
+    }
   plan->slots = slots_of(call, p);
   for (Slot& slot : plan->slots) {
     if (from->copy_strided && slot.tensor && !slot.pool) slot.copy = place(slot.bytes());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "attn/mask.h"
 #include "device/device.h"
 
 namespace attn::api {
@@ -41,6 +42,8 @@ const std::vector<Preferred>& preferred() {
   static const std::vector<Preferred> all{
       {"forward",
        {"06_flash_v3_hopper/v14_tuned", "04_flash_v2/v13_tuned", "03_flash_v1/v10_exp2"}},
+      {"forward with blocks", {"08_quant_sparse/s1_block_mask"}},
+      {"forward with columns", {"08_quant_sparse/s2_flashmask"}},
       {"quantised", {"08_quant_sparse/q8_tuned", "06_flash_v3_hopper/f6_smooth_v_chunks"}},
       {"backward",
        {"06_flash_v3_hopper/b7_dependent_launches", "06_flash_v3_hopper/b9_cluster",
@@ -57,16 +60,20 @@ const std::vector<Preferred>& preferred() {
 }
 }  // namespace
 
-std::vector<const NamedStep*> by_preference(std::string_view operation, DType dtype) {
-  const std::string_view row =
-      operation == "forward" && bits_of(dtype) < 16 ? "quantised" : operation;
+std::vector<const NamedStep*> by_preference(std::string_view operation, const Problem& p) {
+  const KeyMask* const mask = p.mask.get();
+  const std::string_view row = operation != "forward"    ? operation
+                               : bits_of(p.dtype) < 16   ? "quantised"
+                               : mask == nullptr         ? operation
+                               : dynamic_cast<const BlockMask*>(mask) ? "forward with blocks"
+                                                         : "forward with columns";
   std::vector<const NamedStep*> steps;
   for (const NamedStep& named : all_steps())
     if (named.step->operation->name == operation) steps.insert(steps.begin(), &named);
-  for (const Preferred& p : preferred()) {
-    if (p.operation != row) continue;
+  for (const Preferred& first : preferred()) {
+    if (first.operation != row) continue;
     const auto rank = [&](const NamedStep* named) {
-      return std::ranges::find(p.steps, named->name) - p.steps.begin();
+      return std::ranges::find(first.steps, named->name) - first.steps.begin();
     };
     std::ranges::stable_sort(steps, {}, rank);
   }

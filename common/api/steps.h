@@ -30,8 +30,8 @@ struct Known {
 /// Why a step cannot run what is known, or nothing.
 std::optional<std::string> reason_against(const NamedStep&, const Known&);
 
-/// The steps of an operation, the preferred ones first. The order is that of a table; it does not
-/// depend on the problem.
-std::vector<const NamedStep*> by_preference(std::string_view operation, DType);
+/// The steps of an operation, the preferred ones first. The order is that of a table; it depends on
+/// the problem's type and kind of mask alone.
+std::vector<const NamedStep*> by_preference(std::string_view operation, const Problem&);
 
 }  // namespace attn::api

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "api/make_plan.h"
+#include "attn/mask.h"
 #include "attn/tensor.h"
 #include "device/device.h"
 #include "run/schedule.h"
@@ -119,6 +120,36 @@ inline attn_problem abi_problem(const Problem& p, const Operation& op) {
   return a;
 }
 
+/// A problem's mask as the ABI takes it.
+class HostMask {
+ public:
+  explicit HostMask(const Problem& p) {
+    if (!p.mask) return;
+    const std::vector<HostTensor> all = p.mask->tensors();
+    std::copy_n(all[0].spec.shape, 4, shape_);
+    first_.assign(all[0].numbers.begin(), all[0].numbers.end());
+    if (all.size() == 2) second_.assign(all[1].numbers.begin(), all[1].numbers.end());
+    for (const float open : all[0].data) blocks_.push_back(open != 0);
+    if (const auto* blocks = dynamic_cast<const BlockMask*>(p.mask.get()))
+      block_m_ = blocks->block_m(), block_n_ = blocks->block_n();
+  }
+  void give(attn_problem& a) const {
+    if (first_.empty() && blocks_.empty()) return;
+    a.mask_batch = shape_[0], a.mask_heads = shape_[1];
+    if (!blocks_.empty()) {
+      a.block_mask = blocks_.data(), a.block_m = block_m_, a.block_n = block_n_;
+      return;
+    }
+    a.mask_intervals = shape_[2];
+    a.hidden_begin = first_.data(), a.hidden_end = second_.data();
+  }
+
+ private:
+  int64_t shape_[4] = {}, block_m_ = 0, block_n_ = 0;
+  std::vector<uint8_t> blocks_;
+  std::vector<int32_t> first_, second_;
+};
+
 /// The tensors of an operation as the ABI takes them, by the chapters' names.
 struct CallTensors {
   Backend backend = Backend::emulated;
@@ -162,11 +193,28 @@ struct CallTensors {
   std::vector<std::byte> bytes(const std::string& name) { return memory.at(name).read(); }
 };
 
+/// Masks of a problem, of a third of the blocks and of two intervals per column.
+inline std::shared_ptr<const KeyMask> some_blocks(const Problem& p) {
+  const std::vector<int64_t> shape{1, p.heads, (p.seqlen_q + 127) / 128, (p.seqlen_k + 127) / 128};
+  std::vector<bool> open(static_cast<std::size_t>(shape[1] * shape[2] * shape[3]));
+  for (std::size_t n = 0; n < open.size(); ++n) open[n] = n % 3 != 1;
+  return std::make_shared<BlockMask>(128, 128, shape, std::move(open));
+}
+inline std::shared_ptr<const KeyMask> some_columns(const Problem& p) {
+  std::vector<int64_t> begin, end;
+  for (int64_t j = 0; j < p.batch * 2 * p.seqlen_k; ++j) {
+    begin.push_back(7 * j % p.seqlen_q);
+    end.push_back(begin.back() + j % (p.seqlen_q / 2));
+  }
+  return std::make_shared<ColumnIntervals>(std::vector<int64_t>{p.batch, 1, 2, p.seqlen_k},
+                                           std::move(begin), std::move(end));
+}
+
 /// A problem with several tiles and sequences that a step takes, or nothing.
 inline std::optional<Problem> problem_for(const Step& step) {
   const Operation& op = *step.operation;
   const bool decodes = op.few_queries > 0;
-  for (int n = 0; n < 8; ++n) {
+  for (int n = 0; n < 16; ++n) {
     Problem p;
     p.batch = decodes ? 2 : 1, p.heads = 2, p.kv_heads = 1;
     p.seqlen_q = decodes ? 3 : 70, p.seqlen_k = 160, p.head_dim = 64;
@@ -179,7 +227,8 @@ inline std::optional<Problem> problem_for(const Step& step) {
       p.seqused_k.clear();
       p.varlen_q = {33, 5}, p.varlen_k = {160, 37};
     }
-    if (n >= 4) p.head_dim = 128, p.kv_heads = 2;
+    if (n % 8 >= 4) p.head_dim = 128, p.kv_heads = 2;
+    if (n >= 8 && op.name == "forward") p.mask = some_columns(p);
     if (op.complete) op.complete(p, {"--head-dim", "--kv-heads", "--heads"});
     p.finish();
     if (!refusal(step, p)) return p;
@@ -273,6 +322,8 @@ inline void compare_with_session(const api::NamedStep& named, api::Call call, co
   attn_problem problem = abi_problem(p, *step.operation);
   problem.backend = backend == Backend::gpu ? ATTN_GPU : ATTN_EMULATED;
   problem.step = named.name.c_str();
+  const HostMask mask(p);
+  mask.give(problem);
   std::vector<int32_t> table;
   if (inputs.contains("page_table")) {
     const auto& numbers = inputs.at("page_table").numbers;

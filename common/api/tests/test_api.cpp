@@ -285,7 +285,8 @@ TEST_CASE("every feature of the ABI has the bits of a session that has it", "[ap
     if (!call) continue;
     const auto plain = problem_for(step);
     for (const char* feature :
-         {"varlen", "softcap", "alibi", "window", "fp16", "scale", "dropout", "sinks"}) {
+         {"varlen", "softcap", "alibi", "window", "fp16", "scale", "dropout", "sinks", "blocks",
+          "columns"}) {
       const std::string name = feature;
       if (!plain || tested[name + " " + step.operation->name] == 2) continue;
       Problem p = *plain;
@@ -299,6 +300,11 @@ TEST_CASE("every feature of the ABI has the bits of a session that has it", "[ap
       if (name == "dropout") p.dropout = 0.25, p.seed = 77;
       if (name == "sinks" && step.operation->name != "paged_decode") continue;
       if (name == "sinks") p.own["sinks"] = {1};
+      if (name == "blocks" || name == "columns") {
+        if (*call != Call::forward || p.varlen()) continue;
+        p.seqlen_q = 300, p.seqlen_k = 520;  // 3 x 5 blocks
+        p.mask = name == "blocks" ? some_blocks(p) : some_columns(p);
+      }
       p.finish();
       if (refusal(step, p)) continue;
       INFO(feature);
@@ -309,7 +315,8 @@ TEST_CASE("every feature of the ABI has the bits of a session that has it", "[ap
   for (const char* must :
        {"varlen forward", "varlen backward", "softcap forward", "softcap backward", "alibi forward",
         "alibi decode", "window paged_decode", "fp16 decode", "scale paged_prefill",
-        "dropout forward", "dropout backward", "sinks paged_decode"}) {
+        "dropout forward", "dropout backward", "sinks paged_decode", "blocks forward",
+        "columns forward"}) {
     INFO(must);
     CHECK(tested[must] > 0);
   }
@@ -374,6 +381,41 @@ TEST_CASE("a problem that is wrong gets a code and one line", "[api]") {
   has(with([](auto& p) { p.packed = 1, p.lengths_q = lengths, p.lengths_k = lengths; }),
       "lengths_q[1] is 99: must be from 0 to 33");
   has(with([](auto& p) { p.lengths_k = lengths; }), "lengths_k: forward has them only with packed");
+  static const uint8_t blocks[] = {1, 0, 2, 1};  // 33 queries, 50 keys of 4 heads
+  static const int32_t rows[50] = {3, -1};
+  const auto masked = [&](auto change) {
+    return with([&](attn_problem& p) {
+      p.block_mask = blocks, p.mask_heads = 4;
+      change(p);
+    });
+  };
+  has(masked([](auto&) {}), "block_mask[2] is 2: must be 0 or 1");
+  has(masked([](auto& p) { p.mask_batch = 3; }), "mask_batch 3: must be 1 or 2");
+  has(masked([](auto& p) { p.mask_heads = 2; }), "mask_heads 2: must be 1 or 4");
+  has(masked([](auto& p) { p.block_m = 0; }), "block_m 0, block_n 128: must be from 1");
+  has(masked([](auto& p) { p.block_m = 96, p.mask_heads = 1; }), "08_quant_sparse/s1_block_mask");
+  has(masked([](auto& p) { p.hidden_end = rows; }), "at most one of them may be given");
+  has(with([](auto& p) { p.hidden_end = rows; }), "both must be given, or none");
+  const auto columns = [&](int64_t intervals) {
+    return with([&](attn_problem& p) {
+      p.hidden_begin = p.hidden_end = rows, p.mask_intervals = intervals;
+    });
+  };
+  has(columns(1), "hidden_begin[1] -1, hidden_end[1] -1: must be queries, from 0 on");
+  has(columns(3), "mask_intervals 3: must be 1 or 2");
+  attn_problem backward = f.problem;
+  backward.step = nullptr, backward.block_mask = blocks;
+  has(line_of(Call::backward, backward), "block_mask: backward has no mask");
+  const auto chosen = [&](auto change) {
+    attn_problem p = f.problem;
+    p.step = nullptr;
+    change(p);
+    return std::string(attention::Plan(attn_forward_plan, p).step());
+  };
+  CHECK(chosen([](auto& p) { p.block_mask = blocks; }) == "08_quant_sparse/s1_block_mask");
+  static const int32_t none_hidden[50] = {};
+  CHECK(chosen([](auto& p) { p.hidden_begin = p.hidden_end = none_hidden; }) ==
+        "08_quant_sparse/s2_flashmask");
   attn_plan* plan = nullptr;
   CHECK(attn_forward_plan(nullptr, &plan) == ATTN_INVALID_VALUE);
   CHECK(attn_forward_plan(&f.problem, nullptr) == ATTN_INVALID_VALUE);

@@ -246,6 +246,23 @@ class Call:
                                    f"[{self.fields['batch']}]")
         self.lists[name] = values
 
+    def host_mask(self, name, values, dtype, choices):
+        """A mask that the plan reads on the host. `choices`: the extents that each dimension may
+        have. Returns its shape."""
+        values = np.asarray(values) if isinstance(values, (list, tuple)) else (
+            arrays.to_numpy(values))
+        if values.dtype.kind not in "biu":
+            raise lib.InvalidValue(f"{name}: type {values.dtype}: must be integers or bools")
+        if values.ndim != 4 or any(n not in some for n, some in zip(values.shape, choices)):
+            raise lib.InvalidValue(
+                f"{name}: {list(values.shape)}: must be "
+                f"[{', '.join(' or '.join(map(str, sorted(set(some)))) for some in choices)}]")
+        limits = np.iinfo(dtype)
+        if values.size and (values.min() < limits.min or values.max() > limits.max):
+            raise lib.InvalidValue(f"{name}: must be from {limits.min} to {limits.max}")
+        self.lists[name] = np.ascontiguousarray(values, dtype)
+        return values.shape
+
     def run(self, of):
         device = arrays.same_device(self.views)
         self.fields["backend"] = lib.EMULATED if device == "cpu" else lib.GPU

@@ -51,7 +51,11 @@ class Problem(c.Structure):
         ("packed", c.c_int32), ("total_q", c.c_int64), ("total_k", c.c_int64),
         ("lengths_q", c.c_void_p), ("lengths_k", c.c_void_p),
         ("page_size", c.c_int64), ("num_pages", c.c_int64), ("max_pages", c.c_int64),
-        ("host_page_table", c.c_void_p), ("copy_strided", c.c_int32)]
+        ("host_page_table", c.c_void_p),
+        *[(name, c.c_void_p) for name in ("block_mask", "hidden_begin", "hidden_end")],
+        *[(name, c.c_int64) for name in
+          ("block_m", "block_n", "mask_intervals", "mask_batch", "mask_heads")],
+        ("copy_strided", c.c_int32)]
 
 
 class Tensor(c.Structure):

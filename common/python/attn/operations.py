@@ -58,6 +58,37 @@ def _slopes(call, alibi):
         call.array("alibi", alibi, "fp32", (call.fields["heads"],))
 
 
+def _sparse_mask(call, block_mask, block_size, hidden):
+    """A mask of blocks, or of column intervals; on the host."""
+    if block_mask is not None and hidden is not None:
+        raise InvalidValue("block_mask, hidden: at most one of them may be given")
+    if block_mask is None and hidden is None:
+        return
+    if call.fields.get("packed"):
+        raise InvalidValue("block_mask, hidden: not with packed sequences")
+    batch, heads, rows, keys = (call.fields[name] for name in ("batch", "heads", "seqlen_q",
+                                                               "seqlen_k"))
+    if hidden is not None:
+        try:
+            begin, end = hidden
+        except (TypeError, ValueError):
+            raise InvalidValue("hidden: must be a pair (begin, end)") from None
+        arrays_of = {"hidden_begin": begin, "hidden_end": end}
+        last, kind = ((1, 2), (keys,)), "int32"
+    else:
+        m, n = (whole("block_size", x, 1) for x in block_size)
+        call.fields.update(block_m=m, block_n=n)
+        arrays_of, kind = {"block_mask": block_mask}, "uint8"
+        last = ((-(-rows // m),), (-(-keys // n),))
+    choices = ((1, batch), (1, heads), *last)
+    for name, x in arrays_of.items():
+        shape = call.host_mask(name, x, kind, choices)
+        choices = tuple((extent,) for extent in shape)  # begin and end have one shape
+    call.fields.update(mask_batch=shape[0], mask_heads=shape[1])
+    if hidden is not None:
+        call.fields["mask_intervals"] = shape[2]
+
+
 def _lse_shape(call, rows):
     heads = call.fields["heads"]
     return (heads, rows) if call.fields.get("packed") else (call.fields["batch"], heads, rows)
@@ -70,9 +101,10 @@ def _dropout(call, dropout, seed):
 
 def _forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi, dropout, seed,
              cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout, step, return_lse, out,
-             stream):
+             stream, block_mask=None, block_size=None, hidden=None):
     key = None
-    plain = alibi is cu_seqlens_q is cu_seqlens_k is out is stream is None and not dropout
+    plain = (alibi is cu_seqlens_q is cu_seqlens_k is out is stream is block_mask is hidden is None
+             and not dropout)
     if plain:
         key = Repeated.key((q, k, v), operation, dtype, causal, window, scale, softcap, layout,
                            step)
@@ -85,6 +117,7 @@ def _forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi, d
     masks(call, causal, window, scale, softcap)
     _slopes(call, alibi)
     _dropout(call, dropout, seed)
+    _sparse_mask(call, block_mask, block_size, hidden)
     accepted = ("bf16", "fp16", "fp32") if dtype is None else ("bf16",)
     element = call.element_type(qv, kv, vv, accepted=accepted)
     call.fields["dtype"] = DTYPES[dtype or element]
@@ -99,7 +132,8 @@ def _forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi, d
 
 def forward(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, alibi=None,
             dropout=0.0, seed=0, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
-            max_seqlen_k=None, layout="bhnd", step=None, return_lse=False, out=None, stream=None):
+            max_seqlen_k=None, block_mask=None, block_size=(128, 128), hidden=None, layout="bhnd",
+            step=None, return_lse=False, out=None, stream=None):
     """Attention: softmax(scale q k^T + masks) v. Returns o, or (o, lse).
 
     `causal`: key j is visible to query i if j <= i + Nk - Nq. `window`: (left, right) visible keys
@@ -110,10 +144,15 @@ def forward(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, alib
     lse [Hq, tokens]; on a GPU max_seqlen_q and max_seqlen_k are needed, since lengths are not
     copied to the host. Fully masked rows: o = 0, lse = -inf. `stream`: default PyTorch's current
     stream, else the default stream.
+
+    Sparse masks are arrays on the host, of B or 1 sequences and Hq or 1 heads; the others are
+    skipped, not computed and hidden. `block_mask` [B, Hq, ceil(Nq / m), ceil(Nk / n)]: 1 where a
+    block of `block_size` = (m, n) queries and keys is visible. `hidden` = (begin, end), int32
+    [B, Hq, 1 or 2, Nk] each: queries begin to end - 1 do not attend to a key (FlashMask).
     """
     return _forward("forward", None, q, k, v, causal, window, scale, softcap, alibi, dropout, seed,
                     cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout, step,
-                    return_lse, out, stream)
+                    return_lse, out, stream, block_mask, block_size, hidden)
 
 
 def quantised_forward(q, k, v, dtype, *, causal=False, window=None, scale=None, layout="bhnd",

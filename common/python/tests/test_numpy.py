@@ -116,6 +116,43 @@ class Numpy(unittest.TestCase):
             self.close(np.asarray(o[part]).swapaxes(0, 1)[None],
                        attn.reference(*one, causal=True), 2e-2)
 
+    def test_sparse_masks(self):
+        q, k, v = (attn.bf16(normal(n, 1, 2, 300, 64)) for n in range(3))
+        blocks = np.array([[[[1, 0, 1], [0, 1, 1], [1, 1, 0]], [[1, 1, 1], [0, 0, 0], [0, 0, 1]]]])
+        begin = np.array([[[[j % 200 for j in range(300)]]]])
+        hidden = (begin, begin + 50)
+        rows = np.arange(300)[:, None]
+        seen_blocks = blocks.repeat(128, 2).repeat(128, 3)[:, :, :300, :300] > 0
+        seen_columns = ~((rows >= begin) & (rows < begin + 50)) & (rows >= np.arange(300))
+
+        def expected(seen):
+            qf, kf, vf = (np.asarray(x, np.float64) for x in (q, k, v))
+            s = np.where(seen, qf @ kf.swapaxes(2, 3) / 8, -np.inf)
+            p = np.exp(s - np.maximum(s.max(3, keepdims=True), -1e30))
+            return p @ vf / np.maximum(p.sum(3, keepdims=True), 1e-30)
+        for options, seen in (({"block_mask": blocks}, seen_blocks),
+                              ({"block_mask": (blocks > 0).tolist()}, seen_blocks),
+                              ({"hidden": hidden, "causal": True}, seen_columns)):
+            o = attn.forward(q, k, v, **options)
+            self.assertLess(np.abs(np.asarray(o) - expected(seen)).max(), 2e-2)
+        self.assertEqual(np.abs(np.asarray(attn.forward(q, k, v, block_mask=blocks))
+                                [0, 1, 128:256]).max(), 0)  # nothing visible
+        for options, line in (
+                ({"block_mask": blocks[:, :, :2]},
+                 r"block_mask: \[1, 2, 2, 3\]: must be \[1, 1 or 2, 3, 3\]"),
+                ({"block_mask": blocks * 3}, r"block_mask\[0\] is 3: must be 0 or 1"),
+                ({"block_mask": blocks * 0.5}, "block_mask: type float64: must be integers"),
+                ({"block_mask": blocks, "hidden": hidden}, "at most one of them"),
+                ({"block_mask": blocks, "block_size": (0, 128)}, "block_size: 0: must be from 1"),
+                ({"hidden": begin}, r"hidden: must be a pair \(begin, end\)"),
+                ({"hidden": (begin, np.concatenate([begin, begin], 2))},
+                 r"hidden_end: \[1, 1, 2, 300\]: must be \[1, 1, 1, 300\]"),
+                ({"hidden": (begin, begin + 2 ** 40)}, "hidden_end: must be from -2147483648")):
+            with self.assertRaisesRegex(attn.InvalidValue, line):
+                attn.forward(q, k, v, **options)
+        with self.assertRaisesRegex(attn.Unsupported, "s1_block_mask"):
+            attn.forward(q, k, v, block_mask=np.ones((1, 1, 4, 3), int), block_size=(96, 128))
+
     def test_window_softcap_alibi_scale(self):
         q, k, v = (attn.bf16(2 * normal(n, 1, 2, 70, 64)) for n in range(3))
         for options in ({"window": (9, 0)}, {"softcap": 5.0}, {"scale": 0.3},
