@@ -144,6 +144,7 @@ class MBarrier {
     return sum;
   }
   std::ptrdiff_t missing_bytes() const { return bytes_ - in_flight(); }
+  std::ptrdiff_t announced() const { return announced_; }  ///< in this phase
   /// A thread has waited for the end of the last phase.
   void note_wait() { awaited_ = phase_; }
   /// Whether the last copies came in a phase for whose end no thread has waited.
@@ -152,6 +153,7 @@ class MBarrier {
   /// A thread arrives and announces `bytes`. Whether the phase is to end if it can.
   bool arrive(std::size_t bytes) {
     bytes_ += static_cast<std::ptrdiff_t>(bytes);
+    announced_ += static_cast<std::ptrdiff_t>(bytes);
     --missing_;
     return bytes_ == 0 || !waiting_.empty();
   }
@@ -176,7 +178,7 @@ class MBarrier {
     if (missing_ > 0 || in_flight() != bytes_) return false;
     for (const auto& [size, work] : copies_) work();
     copies_.clear();
-    bytes_ = 0;
+    bytes_ = announced_ = 0;
     missing_ = count_;
     ++phase_;
     return true;
@@ -188,7 +190,7 @@ class MBarrier {
   std::size_t count_, missing_;  // threads of a phase, and those of this one that have not arrived
   std::size_t initialiser_;
   bool known_to_copies_ = false;
-  std::ptrdiff_t bytes_ = 0;  // announced and not yet copied
+  std::ptrdiff_t bytes_ = 0, announced_ = 0;  // announced and not yet copied; announced
   unsigned phase_ = 0, awaited_ = 0, copied_in_ = 0;
   bool copied_ = false;
   std::vector<std::pair<std::ptrdiff_t, std::function<void()>>> copies_;  // in flight

@@ -13,7 +13,7 @@ namespace {
 // Turns that end before an atomic, or with a time slice used up, since something has changed by
 // which a loop could end: a thread has ended, a phase of a barrier, a word has another value. After
 // many, more blocks start; more than max_spins(), or so many slices a thread, are a deadlock.
-constexpr std::size_t kMaxSpins = 30'000, kManySpins = 2'000, kManySlices = 8, kMaxSlices = 5;
+constexpr std::size_t kMaxSpins = 30'000, kManySpins = 2'000, kManySlices = 8, kMaxSlices = 20;
 // kMaxSpins is for up to 8 blocks; in a larger grid every block spins until the last has arrived.
 std::size_t max_spins() {
   const std::size_t blocks = std::size_t{gridDim.x} * gridDim.y * gridDim.z;
@@ -201,6 +201,7 @@ Fiber& Block::end_turn() {
   if (grid_.wants_more) return host_;
   if (std::exchange(paused_, false) && !timeline && random_.below(2) == 0)
     return host_;  // other blocks first
+  if (slice_ && !timeline) return host_;  // perhaps one of them writes what this thread waits for
   if (!choose()) return host_;
   begin_turn();
   return threads_[running_].fiber;
@@ -440,25 +441,42 @@ std::string Block::spin_text(std::size_t t) const {
 }
 
 std::string Block::deadlock_text() const {
-  const auto waits = [](const Thread& t) {
-    return t.state == State::kWaiting || t.state == State::kPolling;
+  std::string text = waits_text();
+  if (text.empty()) text = "no thread of block " + index_.text() + " can go on";
+  for (const Block* other : cluster_->blocks)
+    if (other != this && !other->over())
+      if (const std::string more = other->waits_text(); !more.empty()) text += "; " + more;
+  return "deadlock: " + text;
+}
+
+// One thread of each line that waits for a barrier, and the barriers.
+std::string Block::waits_text() const {
+  std::string text;
+  std::vector<const Thread*> told;
+  const auto barrier_of = [&](const Thread& t) {
+    if (t.barrier) return "; " + barrier_text(t.barrier);
+    const auto n = static_cast<std::size_t>(&t - threads_.data());
+    for (std::size_t id = 0; id < named_.size(); ++id)
+      if (std::ranges::find(named_[id].waiting, n) != named_[id].waiting.end())
+        return "; named barrier " + std::to_string(id) + ": " +
+               std::to_string(named_[id].arrived) + " of " + std::to_string(named_[id].count) +
+               " threads have arrived";
+    return std::string();
   };
-  const auto one = std::find_if(threads_.begin(), threads_.end(), waits);
-  if (one == threads_.end()) return "deadlock: no thread of block " + index_.text() + " can go on";
-  const Thread& first = *one;
-  std::string text = "deadlock: thread " + first.index.text() + " of block " + index_.text() +
-                     " waits in " + first.what + " at " + first.place.text() + "; " +
-                     std::to_string(exited_) + " of " + std::to_string(threads_.size()) +
-                     " threads have exited";
-  if (first.barrier) text += "; " + barrier_text(first.barrier);
-  // One thread of each other line that waits, and each barrier once.
-  std::vector<const Thread*> told{&first};
   for (const Thread& t : threads_) {
-    if (!waits(t) || std::ranges::any_of(told, [&](auto* o) { return o->place == t.place; }))
+    if (t.state != State::kWaiting && t.state != State::kPolling) continue;
+    if (std::ranges::any_of(
+            told, [&](auto* o) { return o->place == t.place && o->barrier == t.barrier; }))
       continue;
-    text += ", thread " + t.index.text() + " waits in " + t.what + " at " + t.place.text();
-    if (t.barrier && std::ranges::none_of(told, [&](auto* o) { return o->barrier == t.barrier; }))
-      text += "; " + barrier_text(t.barrier);
+    const bool first = told.empty();
+    text += (first ? "thread " : ", thread ") + t.index.text();
+    if (first) text += " of block " + index_.text();
+    text += std::string(" waits in ") + t.what + " at " + t.place.text();
+    if (first)
+      text += "; " + std::to_string(exited_) + " of " + std::to_string(threads_.size()) +
+              " threads have exited";
+    if (!t.barrier || std::ranges::none_of(told, [&](auto* o) { return o->barrier == t.barrier; }))
+      text += barrier_of(t);
     told.push_back(&t);
   }
   return text;

@@ -1,6 +1,7 @@
 // Where threads of a block or a warp wait for each other: barriers and warp collectives.
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "emulator/simt.h"
 #include "emulator/timeline.h"
@@ -61,7 +62,20 @@ void Block::named_barrier(const char* what, Place place, std::size_t id, std::si
     timeline->arrive(&barrier, slot_, running_, timed);
   }
   barrier.count = count;
-  if (barrier.arrivals.empty()) barrier.arrivals.resize(threads_.size());
+  if (barrier.arrivals.empty()) {
+    barrier.arrivals.resize(threads_.size());
+    barrier.places.resize(warps_.size(), place);
+  }
+  // PTX ISA, "barrier{.cta}": all threads of a warp execute the same bar instruction.
+  Place& first = barrier.places[running_ / kWarpSize];
+  const auto lanes_of_warp = std::span(barrier.arrivals).subspan(running_ - lane());
+  if (std::ranges::none_of(lanes_of_warp.first(std::min(kWarpSize, lanes_of_warp.size())),
+                           [](std::uint8_t times) { return times > 0; }))
+    first = place;
+  if (barrier.arrivals[running_] == 0 && !(first == place))
+    fail(what, place,
+         "while another lane of its warp is at " + first.text() +
+             ": a warp executes one bar instruction");
   ++barrier.arrivals[running_];
   arrive(barrier.meeting, running_);
   // A partial last warp counts as 32: its first lane also counts for the missing ones.
@@ -335,10 +349,12 @@ std::string Block::barrier_text(const void* at) const {
   std::string text = "mbarrier " + (byte ? word_name(*byte) : std::string("?")) + " is in phase " +
                      std::to_string(barrier.phase()) + ": " + std::to_string(barrier.arrived()) +
                      " of " + std::to_string(barrier.count()) + " threads have arrived";
-  const std::ptrdiff_t in_flight = barrier.in_flight(), missing = barrier.missing_bytes();
+  const std::ptrdiff_t in_flight = barrier.in_flight(), missing = barrier.missing_bytes(),
+                       there = barrier.announced() - in_flight - missing;
   if (in_flight == 0 && missing == 0) return text;
-  return text + ", " + std::to_string(in_flight + missing) + " bytes are announced, " +
-         std::to_string(in_flight) + " in flight";
+  text += ", " + std::to_string(barrier.announced()) + " bytes are announced, " +
+          std::to_string(in_flight) + " in flight";
+  return there == 0 ? text : text + ", " + std::to_string(there) + " there";
 }
 
 // A barrier that is left in the middle of a phase has got an arrival too many or too few, a phase

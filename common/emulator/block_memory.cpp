@@ -119,8 +119,9 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
     }
     if (const void* const last = static_cast<const std::byte*>(at) + bytes - 1;
         bytes > 1 && GlobalBuffer::find(last) != buffer && buffer->guards(last))
-      return fail_later(running_name() + (kind == Kind::read ? " reads " : " writes ") +
-                        buffer->place_of(last) + ", at " + where.text());
+      return fail_later(running_name() + (kind == Kind::read ? " reads to " : " writes to ") +
+                        buffer->place_of(static_cast<const std::byte*>(last) + 1) + ", at " +
+                        where.text());
     // Drawn for stores to global memory alone: what else is watched does not change the schedule.
     const bool pauses = kind == Kind::write && random_.below(8) == 0 && !timeline;
     // What this thread has loaded may be old when it stores. A pause after the race check would let

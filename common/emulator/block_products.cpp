@@ -26,17 +26,22 @@ void note_held(AsyncWork& work) {
 }
 }  // namespace
 
-// wgmma is one instruction of four warps: all of them run the same ones in the same order.
-void Block::check_same_product(Place place) {
-  std::vector<Place>& all = products_[running_ / kWarpgroupSize];
+// wgmma is one instruction of four warps: all of them run the same ones in the same order, with the
+// same descriptors.
+void Block::check_same_product(Place place, std::size_t operands) {
+  std::vector<Product>& all = products_[running_ / kWarpgroupSize];
   const std::size_t n = threads_[running_].work.issued;
-  if (n == all.size()) all.push_back(place);
-  if (!(all[n] == place))
+  if (n == all.size()) all.push_back({place, operands});
+  if (!(all[n].place == place))
     fail("wgmma", place,
          "as its number " + std::to_string(n + 1) +
              ", where another warp of its warpgroup runs "
              "the one at " +
-             all[n].text() + ": all four run the same ones in the same order");
+             all[n].place.text() + ": all four run the same ones in the same order");
+  if (all[n].operands != operands)
+    fail("wgmma", place,
+         "with other operands in shared memory than another warp of its warpgroup: all four have "
+         "the same descriptors");
 }
 
 void Block::product_async(Place place, Registers d, bool accumulate, Registers a,
@@ -75,10 +80,8 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
   if (races_) hold(d, true);
   if (races_ && a.at) hold(a, false);
   note_held(mine);
-  if (lane() == 0) check_same_product(place);
   // N columns of D are N / 2 floats of a thread.
   if (timeline) timeline->product(slot_, running_, d.bytes / sizeof(float) * 2, place);
-  ++mine.issued;
   if (lane() == 0) {  // one instruction of all four warps: each has to know what was written
     std::optional<Races::Access> reads;
     if (races_) {
@@ -95,7 +98,9 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
       reads->proxy = Space::shared;
     }
     Timeline* const timed = timeline;
+    std::size_t seen = accumulate;
     operands([&](const void* first, std::size_t bytes) {
+      seen = 31 * seen + reinterpret_cast<std::uintptr_t>(first);
       if (reads) async_access(*reads, first, bytes);
       if (timed)
         timed->product_reads(
@@ -103,7 +108,9 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
             tile_name(members_, shared_byte(first).value_or(0) - variables_.size()),
             shared_byte(first), bytes);
     });
+    check_same_product(place, seen);
   }
+  ++mine.issued;
   const Internal internal(internal_);
   mine.products.add(early, std::move(work));
 }

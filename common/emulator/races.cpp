@@ -112,7 +112,8 @@ const std::string* Races::different_values() {
   if (!stored_) return nullptr;
   const Stored s = *std::exchange(stored_, std::nullopt);
   if (std::memcmp(s.at, s.value.data(), s.bytes) == 0) return nullptr;
-  error_ = text(s.before, s.now, (*s.name)(s.byte)) + ": two lanes store different values";
+  error_ = "race: " + (*s.name)(s.byte) + " was " + done(s.before) + " and then " + done(s.now) +
+           ": two lanes store different values";
   if (timeline)
     timeline->race({error_, static_cast<std::int64_t>(s.byte),
                     race_side(s.before, order_.index_in_block(s.before.thread), true),

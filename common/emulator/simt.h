@@ -195,6 +195,7 @@ class Block {
   void abandon();
   /// "deadlock: thread (0,0,0) of block (0,0,0) waits in ... at ..."
   std::string deadlock_text() const;
+  std::string waits_text() const;
   /// "deadlock: ... spins on atomicAdd at ..."
   std::string spin_text(std::size_t t) const;
 
@@ -386,6 +387,7 @@ class Block {
     std::size_t count = 0, arrived = 0;
     std::vector<std::size_t> waiting;
     std::vector<std::uint8_t> arrivals;  // of each thread
+    std::vector<Place> places;           // where each warp has arrived first
     Meeting meeting;
   };
   // While there is one, accesses are the machine's own. No thread is suspended meanwhile.
@@ -446,7 +448,7 @@ class Block {
   std::string name(std::size_t t) const { return "thread " + threads_[t].index.text(); }
   void check_shared_guard() const;
   void check_whole_warpgroups() const;
-  void check_same_product(Place place);
+  void check_same_product(Place place, std::size_t operands);
   void check_barriers() const;
   void check_unawaited() const;
   void check_registers_given() const;
@@ -496,7 +498,11 @@ class Block {
   std::map<const void*, MBarrier> mbarriers_;
   std::map<const void*, Meeting> shared_words_;  // known to whoever acquires one by an atomic
   // Of each warpgroup, where its wgmma are: the first of its warps says it, the others follow.
-  std::vector<std::vector<Place>> products_;
+  struct Product {
+    Place place;
+    std::size_t operands;  // a hash of their addresses, and of whether D is added
+  };
+  std::vector<std::vector<Product>> products_;
   std::size_t late_warp_ = ~std::size_t{0};  // no such warp: none is late
   std::vector<std::size_t> ready_, late_;    // threads that can go on, and those of the late warp
   std::vector<std::size_t> polling_;         // threads that wait for global memory

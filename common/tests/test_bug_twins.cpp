@@ -139,7 +139,7 @@ TEST_CASE("a wide read that begins inside a buffer and ends outside is named",
   const unsigned char* const from = in;
   CHECK(messages(true, 3, 1, 1, read_across_the_end, false, from, &out).empty());
   all_say(messages(true, 3, 1, 1, read_across_the_end, true, from, &out), 3,
-          "bytes past the end of in (264 bytes), at ");
+          "reads to 8 bytes past the end of in (264 bytes), at ");
 }
 
 __global__ void expect_bytes(bool bug) {
@@ -283,6 +283,94 @@ __global__ void three_waits() {
 TEST_CASE("a deadlock names every barrier that a thread waits for", "[emulator][bugs]") {
   for (const char* name : {"mbarrier full is", "mbarrier empty is", "mbarrier done is"})
     all_say(messages(false, 3, 1, 96, three_waits), 3, name);
+}
+
+__global__ void waits_on_one_line() {
+  auto& smem = dynamic_shared<Storage>();
+  uint64_t* const barriers[3] = {&smem.full, &smem.empty, &smem.done};
+  if (threadIdx.x == 0) {
+    for (uint64_t* barrier : barriers) mbarrier_init(barrier, 32);
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < 96)
+    mbarrier_wait(barriers[threadIdx.x / 32], 0);
+  else
+    named_barrier_sync(3, 128);
+}
+TEST_CASE("a deadlock names barriers that are waited for on one line, and named ones",
+          "[emulator][bugs]") {
+  for (const char* name : {"mbarrier full is", "mbarrier empty is", "mbarrier done is",
+                           "named barrier 3: 32 of 128 threads have arrived"})
+    all_say(messages(false, 3, 1, 128, waits_on_one_line), 3, name);
+}
+
+__global__ void wait_in_cluster(bool bug) {
+  auto& smem = dynamic_shared<Storage>();
+  if (threadIdx.x == 0) mbarrier_init(&smem.full, 32), mbarrier_init_fence();
+  __syncthreads();
+  if (bug && blockIdx.x == 1) mbarrier_wait(&smem.full, 0);
+  cluster_sync();
+}
+TEST_CASE("a deadlock of a cluster names what each of its blocks waits for", "[emulator][bugs]") {
+  const auto said = [](bool bug) {
+    return messages_of(false, 3, [&] {
+      return launch_kernel(LaunchAttributes{.cluster = 2}, wait_in_cluster, dim3(2), dim3(32),
+                           sizeof(Storage), nullptr, bug);
+    });
+  };
+  CHECK(said(false).empty());
+  all_say(said(true), 3, "of block (0,0,0) waits in cluster_wait at ");
+  all_say(said(true), 3, "of block (1,0,0) waits in mbarrier_wait at ");
+}
+
+__global__ void one_bar(int lines, float* out) {
+  if (lines == 1)
+    named_barrier_sync(1, 32);
+  else if (threadIdx.x < 16)
+    named_barrier_sync(1, 32);
+  else
+    named_barrier_sync(1, 32);
+  out[threadIdx.x] = 1;
+}
+TEST_CASE("the lanes of a warp execute one bar instruction", "[emulator][bugs]") {
+  float out[32];
+  CHECK(messages(false, 3, 1, 32, one_bar, 1, static_cast<float*>(out)).empty());
+  all_say(messages(false, 3, 1, 32, one_bar, 2, static_cast<float*>(out)), 3,
+          ": a warp executes one bar instruction");
+}
+
+__global__ void two_values() {
+  auto& smem = dynamic_shared<Storage>();
+  if (threadIdx.x < 2) smem.row[0] = static_cast<float>(threadIdx.x);
+  __syncthreads();
+}
+TEST_CASE("lanes that store different values are not told of a proxy", "[emulator][races][bugs]") {
+  all_say(messages(true, 3, 1, 32, two_values), 3, "two lanes store different values");
+  for (const std::string& text : messages(true, 3, 1, 32, two_values))
+    CHECK(text.find("fence_proxy") == text.npos);
+}
+
+// Right: what is volatile is written at once, and fences order the rest.
+__global__ void volatile_flag(volatile unsigned* flag, float* data, float* out) {
+  if (blockIdx.x == 0) {
+    *data = 1;
+    __threadfence();
+    *flag = 1;
+  } else {
+    while (*flag == 0) {
+    }
+    __threadfence();
+    *out = *data;
+    *flag = 0;
+  }
+}
+TEST_CASE("a spin on a volatile word ends when the other block comes to run", "[emulator][bugs]") {
+  float data = 0, out = 0;
+  unsigned flag = 0;
+  const GlobalBuffer a("data", &data, 4), b("flag", &flag, 4), c("out", &out, 4);
+  volatile unsigned* const word = &flag;
+  CHECK(messages(false, 200, 2, 1, volatile_flag, word, &data, &out).empty());
 }
 
 }  // namespace

@@ -310,7 +310,8 @@ TEST_CASE("a barrier that some threads never reach is reported", "[emulator]") {
                        place(kLineA) +
                        "; 0 of 64 threads have exited, thread (32,0,0) waits in "
                        "named_barrier_sync at " +
-                       place(kLineA + 1)) == 1);
+                       place(kLineA + 1) +
+                       "; named barrier 1: 32 of 64 threads have arrived") == 1);
   CHECK(messages.size() > 1);  // blocks run in any order, so different ones fail first
   // All of them, or none: nothing to report.
   for (const unsigned threads : {0u, 64u})

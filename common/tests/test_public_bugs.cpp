@@ -136,13 +136,14 @@ TEST_CASE("a deadlock says how far its barrier is", "[emulator][bugs]") {
   float out[32];
   const TensorMap map = box_map(data);
   for (const int bytes : {8192 - 16, 8192 + 16})
-    expect(false,
-           "mbarrier full is in phase 0: 1 of 1 threads have arrived, " + std::to_string(bytes) +
-               " bytes are announced, 8192 in flight",
-           [&] {
-             emulator::early_copies = emulator::mixed_copies = false;
-             return message(1, 32, wait_for_bytes, bytes, map, out);
-           });
+    for (const bool early : {false, true})  // the copy is in flight, or is there
+      expect(false,
+             "mbarrier full is in phase 0: 1 of 1 threads have arrived, " + std::to_string(bytes) +
+                 " bytes are announced, " + (early ? "0 in flight, 8192 there" : "8192 in flight"),
+             [&] {
+               emulator::early_copies = early, emulator::mixed_copies = false;
+               return message(1, 32, wait_for_bytes, bytes, map, out);
+             });
   expect(true, "", [&] { return message(1, 32, wait_for_bytes, 8192, map, out); });
 }
 
@@ -328,13 +329,14 @@ TEST_CASE("what a TMA store has written is there after bulk_wait_group alone",
 
 // ---- wgmma, registers ---------------------------------------------------------------------------
 
-enum Multiplied { kRight, kWrittenAfterFence, kOtherOrder, kNeverAwaited };
+enum Multiplied { kRight, kWrittenAfterFence, kOtherOrder, kOtherOperands, kNeverAwaited };
 __global__ void multiply(Multiplied how, float* out) {
   auto& smem = dynamic_shared<Storage>();
   for (unsigned i = threadIdx.x; i < 64 * 64; i += 128) smem.b[i] = __float2half_rn(1);
   fence_proxy_async();
   __syncthreads();
-  const SmemDescriptor b = smem_descriptor(smem.b);
+  const SmemDescriptor b =
+      smem_descriptor(smem.b + (how == kOtherOperands && threadIdx.x >= 96 ? 8 * 64 : 0));
   const uint32_t a[4] = {0x3C003C00, 0x3C003C00, 0x3C003C00, 0x3C003C00};
   float d[8][4] = {}, e[8][4];
   wgmma_fence();
@@ -360,6 +362,8 @@ TEST_CASE("wgmma: registers after the fence, one order of all warps, a wait", "[
     expect(races, "", run(kRight));
     for (const float x : out) CHECK(x == 32);
     expect(races, "another warp of its warpgroup runs the one at", run(kOtherOrder));
+    expect(races, "with other operands in shared memory than another warp of its warpgroup",
+           run(kOtherOperands));
     expect(races, "ends with wgmma without wgmma_wait", run(kNeverAwaited));
   }
   expect(true, "after wgmma_fence: the fence is for what was written before it",
