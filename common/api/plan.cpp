@@ -128,12 +128,13 @@ void set_mask(Call call, const attn_problem& from, Problem& p) {
   if (from.block_m < 1 || from.block_n < 1)
     invalid(fmt::format("block_m {}, block_n {}: must be from 1", from.block_m, from.block_n));
   extent((p.seqlen_q - 1) / from.block_m + 1), extent((p.seqlen_k - 1) / from.block_n + 1);
-  std::vector<bool> open(from.block_mask, from.block_mask + count);
   if (const auto* bad = std::find_if(from.block_mask, from.block_mask + count,
                                      [](uint8_t value) { return value > 1; });
       bad != from.block_mask + count)
     invalid(fmt::format("block_mask[{}] is {}: must be 0 or 1", bad - from.block_mask, *bad));
-  p.mask = std::make_shared<BlockMask>(from.block_m, from.block_n, shape, std::move(open));
+  p.mask = std::make_shared<BlockMask>(
+      from.block_m, from.block_n, shape,
+      std::vector<bool>(from.block_mask, from.block_mask + count));
 }
 
 // The tensors of a call, without their places.
@@ -348,6 +349,12 @@ std::unique_ptr<attn_plan> make_plan(Call call, const attn_problem* from) {
     offset += (bytes + kAlignment - 1) / kAlignment * kAlignment;
     return at;
   };
+  // What attn_prepare copies to the workspace.
+  const auto keep = [&](const std::string& name, const HostTensor& tensor) {
+    std::vector<std::byte> bytes = to_bytes(tensor);
+    const auto size = static_cast<int64_t>(bytes.size());
+    plan->regions.push_back({name, place(size), size, std::move(bytes)});
+  };
   for (const Workspace& w : step.workspaces(p)) {
     plan->regions.push_back({w.name, place(w.bytes), w.bytes});
     if (!w.saved || !step.prepare.on(plan->device.backend)) continue;
@@ -364,18 +371,10 @@ std::unique_ptr<attn_plan> make_plan(Call call, const attn_problem* from) {
                                           ": schedules by the contents of the page table: "
                                           "host_page_table must be given"};
     }
-    for (const auto& [name, tensor] : tensors) {
-      std::vector<std::byte> bytes = to_bytes(tensor);
-      const auto size = static_cast<int64_t>(bytes.size());
-      plan->regions.push_back({name, place(size), size, std::move(bytes)});
-    }
+    for (const auto& [name, tensor] : tensors) keep(name, tensor);
   }
-  if (p.mask && !from->block_mask)  // of a block mask steps read their plan's lists alone
-    for (const HostTensor& tensor : p.mask->tensors()) {
-      std::vector<std::byte> bytes = to_bytes(tensor);
-      const auto size = static_cast<int64_t>(bytes.size());
-      plan->regions.push_back({tensor.spec.name, place(size), size, std::move(bytes)});
-    }
+  if (p.mask && !from->block_mask)  // of a block mask, kernels read the plan's lists alone
+    for (const HostTensor& tensor : p.mask->tensors()) keep(tensor.spec.name, tensor);
   plan->slots = slots_of(call, p);
   for (Slot& slot : plan->slots) {
     if (from->copy_strided && slot.tensor && !slot.pool) slot.copy = place(slot.bytes());

@@ -61,12 +61,12 @@ const std::vector<Preferred>& preferred() {
 }  // namespace
 
 std::vector<const NamedStep*> by_preference(std::string_view operation, const Problem& p) {
-  const KeyMask* const mask = p.mask.get();
-  const std::string_view row = operation != "forward"    ? operation
-                               : bits_of(p.dtype) < 16   ? "quantised"
-                               : mask == nullptr         ? operation
-                               : dynamic_cast<const BlockMask*>(mask) ? "forward with blocks"
-                                                         : "forward with columns";
+  std::string_view row = operation;
+  if (operation == "forward" && bits_of(p.dtype) < 16)
+    row = "quantised";
+  else if (operation == "forward" && p.mask)
+    row = dynamic_cast<const BlockMask*>(p.mask.get()) ? "forward with blocks"
+                                                       : "forward with columns";
   std::vector<const NamedStep*> steps;
   for (const NamedStep& named : all_steps())
     if (named.step->operation->name == operation) steps.insert(steps.begin(), &named);

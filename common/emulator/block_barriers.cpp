@@ -1,7 +1,6 @@
 // Where threads of a block or a warp wait for each other: barriers and warp collectives.
 #include <algorithm>
 #include <cstring>
-#include <span>
 
 #include "emulator/simt.h"
 #include "emulator/timeline.h"
@@ -64,14 +63,11 @@ void Block::named_barrier(const char* what, Place place, std::size_t id, std::si
   barrier.count = count;
   if (barrier.arrivals.empty()) {
     barrier.arrivals.resize(threads_.size());
-    barrier.places.resize(warps_.size(), place);
+    barrier.places.resize(warps_.size());
   }
   // PTX ISA, "barrier{.cta}": all threads of a warp execute the same bar instruction.
   Place& first = barrier.places[running_ / kWarpSize];
-  const auto lanes_of_warp = std::span(barrier.arrivals).subspan(running_ - lane());
-  if (std::ranges::none_of(lanes_of_warp.first(std::min(kWarpSize, lanes_of_warp.size())),
-                           [](std::uint8_t times) { return times > 0; }))
-    first = place;
+  if (first == Place{}) first = place;
   if (barrier.arrivals[running_] == 0 && !(first == place))
     fail(what, place,
          "while another lane of its warp is at " + first.text() +

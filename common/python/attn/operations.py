@@ -145,9 +145,9 @@ def forward(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, alib
     copied to the host. Fully masked rows: o = 0, lse = -inf. `stream`: default PyTorch's current
     stream, else the default stream.
 
-    Sparse masks are arrays on the host, of B or 1 sequences and Hq or 1 heads; the others are
-    skipped, not computed and hidden. `block_mask` [B, Hq, ceil(Nq / m), ceil(Nk / n)]: 1 where a
-    block of `block_size` = (m, n) queries and keys is visible. `hidden` = (begin, end), int32
+    Sparse masks are arrays on the host; the kernel skips blocks without a visible key. B or Hq may
+    be 1: one mask for all. `block_mask` [B, Hq, ceil(Nq / m), ceil(Nk / n)]: 1 where a block of
+    `block_size` = (m, n) queries and keys is visible. `hidden` = (begin, end), int32
     [B, Hq, 1 or 2, Nk] each: queries begin to end - 1 do not attend to a key (FlashMask).
     """
     return _forward("forward", None, q, k, v, causal, window, scale, softcap, alibi, dropout, seed,

@@ -110,17 +110,7 @@ class CuPy(Frameworks):
             stream.synchronize()
             self.near(twice.get() / 2, inputs, 3e-3)
 
-    def test_results_outlive_their_inputs(self):
-        import cupy
-        inputs = qkv()
-        on_device = [cupy.asarray(x) for x in inputs]
-        o = attn.forward(*on_device)
-        del on_device
-        gc.collect()
-        cupy.zeros((64, 1024), np.float32)  # may be where the inputs were
-        self.near(o.get(), inputs, 1e-5)
-
-    def test_what_cupy_cannot_say(self):
+    def test_other_types_are_refused(self):
         import cupy
         with self.assertRaisesRegex(InvalidValue, "^q: .*must be "):
             attn.forward(*[cupy.asarray(x).view(np.uint16) for x in qkv(np.float16)])
