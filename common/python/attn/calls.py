@@ -13,6 +13,7 @@ from . import arrays, dlpack, library as lib
 _MOST_PLANS = 256
 _plans = collections.OrderedDict()
 _plans_lock = threading.Lock()
+_repeated = collections.OrderedDict()  # key -> Repeated
 
 
 class Plan:
@@ -319,23 +320,28 @@ class Repeated:
                                torch.empty(0, device=of.owner.device), "torch")
 
     @staticmethod
-    def key(tensors, *options):
-        """What must be equal for a call to be repeated; None if it has to be checked."""
+    def find(tensors, *options):
+        """(key, call): what must be equal for a call to be repeated, and the kept call or None.
+        The key is None if the call has to be checked each time."""
         torch = arrays._torch()
         if torch is None:
-            return None
-        grad, key = torch.is_grad_enabled(), [options]
+            return None, None
+        grad, key = torch.is_grad_enabled(), options
         for x in tensors:
             if (not isinstance(x, torch.Tensor) or x.layout is not torch.strided or
                     x.data_ptr() % 16 or x.is_neg() or grad and x.requires_grad):
-                return None
+                return None, None
             key += x.shape, x.stride(), x.dtype, x.device
         try:
-            key = tuple(key)
-            hash(key)
-        except TypeError:
-            return None
-        return key
+            return key, _repeated.get(key)
+        except TypeError:  # an option without a hash
+            return None, None
+
+    def keep(self, key):
+        """Keeps this call for `key`; the oldest is forgotten."""
+        _repeated[key] = self
+        while len(_repeated) > _MOST_PLANS:
+            _repeated.popitem(last=False)
 
     def run(self, inputs, wants_all=True):
         """Launches, and returns the outputs: new tensors, the last one only if `wants_all`."""
@@ -359,17 +365,6 @@ class Repeated:
             words[place] = x.data_ptr()
         self._plan.run(words, stream, self._of)
         return (*results, last) if wants_all else results
-
-
-repeated = collections.OrderedDict()  # Repeated.key() -> Repeated
-
-
-def repeat(key, make):
-    """Keeps what `make()` returns for `key`; the oldest is forgotten."""
-    if key is not None:
-        repeated[key] = make()
-        while len(repeated) > _MOST_PLANS:
-            repeated.popitem(last=False)
 
 
 def masks(call, causal, window, scale, softcap):

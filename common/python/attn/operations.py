@@ -6,7 +6,7 @@ float16, float32, bf16 (attn.bf16, ml_dtypes, torch.bfloat16). `step` names a st
 "04_flash_v2/v13_tuned"; without it the first one that takes the problem is used (attn.which).
 Errors are one line: attn.InvalidValue, attn.Unsupported, attn.DeviceError, attn.KernelError.
 """
-from .calls import Call, Repeated, masks, repeat, repeated
+from .calls import Call, Repeated, masks
 from .library import DTYPES, InvalidValue, number, whole
 from . import arrays
 
@@ -99,16 +99,16 @@ def _dropout(call, dropout, seed):
                        seed=whole("seed", seed, 0, 2 ** 64 - 1))
 
 
-def _forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi, dropout, seed,
-             cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout, step, return_lse, out,
-             stream, block_mask=None, block_size=None, hidden=None):
+def run_forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi, dropout, seed,
+                cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout, step, return_lse,
+                out, stream, block_mask=None, block_size=None, hidden=None):
+    """forward and quantised_forward, without their keywords, which take time."""
     key = None
     plain = (alibi is cu_seqlens_q is cu_seqlens_k is out is stream is block_mask is hidden is None
              and not dropout)
     if plain:
-        key = Repeated.key((q, k, v), operation, dtype, causal, window, scale, softcap, layout,
-                           step)
-        again = repeated.get(key) if key else None
+        key, again = Repeated.find((q, k, v), operation, dtype, causal, window, scale, softcap,
+                                   layout, step)
         if again:
             found = again.run((q, k, v), return_lse)
             return found if return_lse else found[0]
@@ -125,8 +125,9 @@ def _forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi, d
     o = call.output("o", qv, qv.shape, element, out, packed)
     lse = call.output("lse", qv, _lse_shape(call, call.sizes(qv, packed)[2]), "fp32")
     plan = call.run(qv)
-    repeat(key, lambda: Repeated(call, plan, qv, (("q", q), ("k", k), ("v", v)),
-                                 (("o", o), ("lse", lse))))
+    if key:
+        Repeated(call, plan, qv, (("q", q), ("k", k), ("v", v)),
+                 (("o", o), ("lse", lse))).keep(key)
     return (o, lse) if return_lse else o
 
 
@@ -150,9 +151,9 @@ def forward(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, alib
     `block_size` = (m, n) queries and keys is visible. `hidden` = (begin, end), int32
     [B, Hq, 1 or 2, Nk] each: queries begin to end - 1 do not attend to a key (FlashMask).
     """
-    return _forward("forward", None, q, k, v, causal, window, scale, softcap, alibi, dropout, seed,
-                    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout, step,
-                    return_lse, out, stream, block_mask, block_size, hidden)
+    return run_forward("forward", None, q, k, v, causal, window, scale, softcap, alibi, dropout,
+                       seed, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout, step,
+                       return_lse, out, stream, block_mask, block_size, hidden)
 
 
 def quantised_forward(q, k, v, dtype, *, causal=False, window=None, scale=None, layout="bhnd",
@@ -163,8 +164,8 @@ def quantised_forward(q, k, v, dtype, *, causal=False, window=None, scale=None, 
     """
     if dtype not in ("int8", "e4m3"):
         raise InvalidValue(f"dtype {dtype}: must be int8 or e4m3")
-    return _forward("quantised_forward", dtype, q, k, v, causal, window, scale, 0, None, 0, 0, None,
-                    None, None, None, layout, step, return_lse, out, stream)
+    return run_forward("quantised_forward", dtype, q, k, v, causal, window, scale, 0, None, 0, 0,
+                       None, None, None, None, layout, step, return_lse, out, stream)
 
 
 def backward(q, k, v, o, lse, dout, *, causal=False, window=None, scale=None, softcap=0.0,
@@ -174,9 +175,8 @@ def backward(q, k, v, o, lse, dout, *, causal=False, window=None, scale=None, so
     key = None
     plain = alibi is cu_seqlens_q is cu_seqlens_k is stream is None and not dropout
     if plain:
-        key = Repeated.key((q, k, v, o, lse, dout), "backward", causal, window, scale, softcap,
-                           layout, step)
-        again = repeated.get(key) if key else None
+        key, again = Repeated.find((q, k, v, o, lse, dout), "backward", causal, window, scale,
+                                   softcap, layout, step)
         if again:
             return again.run((q, k, v, o, lse, dout))
     call = Call("backward", layout, step, stream)
@@ -196,9 +196,10 @@ def backward(q, k, v, o, lse, dout, *, causal=False, window=None, scale=None, so
     gradients = tuple(call.output(name, qv, of.shape, element, packed=packed)
                       for name, of in (("dq", qv), ("dk", kv), ("dv", vv)))
     plan = call.run(qv)
-    repeat(key, lambda: Repeated(
-        call, plan, qv, tuple(zip(("q", "k", "v", "o", "lse", "dout"), (q, k, v, o, lse, dout))),
-        tuple(zip(("dq", "dk", "dv"), gradients))))
+    if key:
+        Repeated(call, plan, qv,
+                 tuple(zip(("q", "k", "v", "o", "lse", "dout"), (q, k, v, o, lse, dout))),
+                 tuple(zip(("dq", "dk", "dv"), gradients))).keep(key)
     return gradients
 
 

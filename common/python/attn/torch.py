@@ -6,6 +6,8 @@ running (torch.compile), and never return an input. They need PyTorch 1.13; torc
 `attention` uses them only where PyTorch traces: the dispatch of an operator takes as long as the
 rest of a call.
 """
+import functools
+
 import torch
 
 from . import judge, library as lib, operations
@@ -29,15 +31,13 @@ def _register(schema, implementation, shapes):
     SHAPES[name] = shapes
 
 
+def _window(left, right):
+    return None if left == right == -1 else (left, right)
+
+
 def _options(scale, softcap, causal, window_left, window_right, layout, step):
     return {"scale": scale or None, "softcap": softcap, "causal": causal,
-            "window": (window_left, window_right), "layout": layout, "step": step or None}
-
-
-def _packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout, seed):
-    return {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
-            "max_seqlen_q": max_seqlen_q or None, "max_seqlen_k": max_seqlen_k or None,
-            "dropout": dropout, "seed": seed}
+            "window": _window(window_left, window_right), "layout": layout, "step": step or None}
 
 
 def _lse_like(q, layout):
@@ -51,46 +51,59 @@ def _contiguous_like(x):
     return x.new_empty(x.shape)
 
 
-def _forward(q, k, v, alibi, cu_q, cu_k, max_q, max_k, dropout, seed, *options):
-    with torch.no_grad():
-        return operations.forward(q, k, v, alibi=alibi, return_lse=True,
-                                  **_packed(cu_q, cu_k, max_q, max_k, dropout, seed),
-                                  **_options(*options))
+def _without_gradients(function):
+    """`function` without recording, for operators, whose inputs may require gradients. In an
+    autograd.Function nothing is recorded: there it costs nothing."""
+    @functools.wraps(function)
+    def call(*arguments):
+        if not torch.is_grad_enabled():
+            return function(*arguments)
+        with torch.no_grad():
+            return function(*arguments)
+    return call
+
+
+@_without_gradients
+def _forward(q, k, v, alibi, cu_q, cu_k, max_q, max_k, dropout, seed, scale, softcap, causal, left,
+             right, layout, step):
+    return operations.run_forward(
+        "forward", None, q, k, v, causal, _window(left, right), scale or None, softcap, alibi,
+        dropout, seed, cu_q, cu_k, max_q or None, max_k or None, layout, step or None, True, None,
+        None)
 
 
 def _forward_shapes(q, k, v, alibi, cu_q, cu_k, max_q, max_k, dropout, seed, *options):
     return _contiguous_like(q), _lse_like(q, options[5])
 
 
-def _backward(q, k, v, o, lse, dout, alibi, cu_q, cu_k, max_q, max_k, dropout, seed,
-              *options):
-    with torch.no_grad():
-        return operations.backward(q, k, v, o, lse, dout, alibi=alibi,
-                                   **_packed(cu_q, cu_k, max_q, max_k, dropout, seed),
-                                   **_options(*options))
+@_without_gradients
+def _backward(q, k, v, o, lse, dout, alibi, cu_q, cu_k, max_q, max_k, dropout, seed, *options):
+    return operations.backward(q, k, v, o, lse, dout, alibi=alibi, cu_seqlens_q=cu_q,
+                               cu_seqlens_k=cu_k, max_seqlen_q=max_q or None,
+                               max_seqlen_k=max_k or None, dropout=dropout, seed=seed,
+                               **_options(*options))
 
 
 def _backward_shapes(q, k, v, *_):
     return _contiguous_like(q), _contiguous_like(k), _contiguous_like(v)
 
 
+@_without_gradients
 def _quantised(q, k, v, dtype, scale, causal, window_left, window_right, layout, step):
-    with torch.no_grad():
-        return operations.quantised_forward(q, k, v, dtype, scale=scale or None, causal=causal,
-                                            window=(window_left, window_right), layout=layout,
-                                            step=step or None, return_lse=True)
+    return operations.quantised_forward(q, k, v, dtype, scale=scale or None, causal=causal,
+                                        window=(window_left, window_right), layout=layout,
+                                        step=step or None, return_lse=True)
 
 
+@_without_gradients
 def _decode(q, k, v, lengths, alibi, *options):
-    with torch.no_grad():
-        return operations.decode(q, k, v, lengths, alibi=alibi, return_lse=True,
-                                 **_options(*options))
+    return operations.decode(q, k, v, lengths, alibi=alibi, return_lse=True, **_options(*options))
 
 
+@_without_gradients
 def _paged_decode(q, k_pages, v_pages, page_table, lengths, *options):
-    with torch.no_grad():
-        return operations.paged_decode(q, k_pages, v_pages, page_table, lengths, return_lse=True,
-                                       **_options(*options))
+    return operations.paged_decode(q, k_pages, v_pages, page_table, lengths, return_lse=True,
+                                   **_options(*options))
 
 
 def _paged_decode_shapes(q, k_pages, v_pages, page_table, lengths, *options):
@@ -98,10 +111,9 @@ def _paged_decode_shapes(q, k_pages, v_pages, page_table, lengths, *options):
     return o, _lse_like(q, options[5])
 
 
+@_without_gradients
 def _paged_append(k_new, v_new, k_pages, v_pages, page_table, lengths, step):
-    with torch.no_grad():
-        operations.paged_append(k_new, v_new, k_pages, v_pages, page_table, lengths,
-                                step=step or None)
+    operations.paged_append(k_new, v_new, k_pages, v_pages, page_table, lengths, step=step or None)
 
 
 _register(f"forward(Tensor q, Tensor k, Tensor v, Tensor? alibi, {_PACKED}, {_SIZES}) -> "
@@ -175,12 +187,10 @@ def attention(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, al
     if seed is None:
         seed = int(torch.randint(2 ** 62, ())) if dropout else 0
     if not differentiated and _is_eager(q, k, v):
-        o, lse = operations.forward(
-            q, k, v, causal=causal, window=window, scale=scale, softcap=softcap, alibi=alibi,
-            dropout=dropout, seed=seed, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-            max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, layout=layout, step=step,
-            return_lse=True)
-        return (o, lse) if return_lse else o
+        return operations.run_forward(
+            "forward", None, q, k, v, causal, window, scale, softcap, alibi, dropout, seed,
+            cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout, step, return_lse, None,
+            None)
     options = (max_seqlen_q or 0, max_seqlen_k or 0, float(dropout), seed, lib.scale_of(scale),
                float(softcap or 0), bool(causal), *lib.window_of(window), layout, step or "")
     o, lse = _Attention.apply(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options,

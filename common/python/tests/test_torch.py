@@ -108,7 +108,7 @@ class Torch(unittest.TestCase):
                 lambda q, k, v: attn.torch.reference(q, k, v, **options), (q, k, v)))
 
     def test_a_repeated_call_has_its_own_tensors_and_checks(self):
-        from attn.calls import repeated
+        from attn.calls import _repeated as repeated
         calls = [[normal(3 * c + n, 1, 2, 33, 64, dtype=torch.float32, device=self.device)
                   for n in range(3)] for c in range(3)]
         outputs = [attn.forward(*tensors) for tensors in calls]
