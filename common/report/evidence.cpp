@@ -51,7 +51,9 @@ json keys_of(CodeKeys& code, const Unit& unit, const std::map<std::string, bool>
     if (launched) keys["kernel"][step] = code.kernel(unit.chapter, step);
     if (unit.part != kOthers) keys["launch"][step] = code.launch(unit.chapter, step);
   }
-  if (!steps.empty() && unit.part != kOthers) keys["method"] = code.method(unit.part);
+  // The calls of libattention are of no step, and depend on its host code alone.
+  if ((!steps.empty() && unit.part != kOthers) || unit.part == "calls")
+    keys["method"] = code.method(unit.part);
   return keys;
 }
 

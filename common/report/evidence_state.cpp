@@ -63,8 +63,8 @@ struct State {
     if (!any && wanted) return;
     ++lines;
     ours |= keys.contains("method");
-    if (keys.contains("method"))
-      differs(keys.at("method").get<std::string>(), code.method(unit.part), method_changed,
+    if (keys.contains("method") || unit.part == "calls")
+      differs(keys.value("method", kUnknown), code.method(unit.part), method_changed,
               method_unknown);
     const std::string options = line.value("options", kUnknown);
     const auto& listed = code.problems(unit.chapter);

@@ -35,11 +35,11 @@ _DETERMINISTIC = "04_flash_v2/b8_deterministic"
 def attention(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
               deterministic, return_attn_probs, **packed):
     """What all functions below call: (out, softmax_lse, None) with return_attn_probs, else out."""
-    out, lse = attn_torch.attention(
+    found = attn_torch.attention(
         q, k, v, causal=causal, window=window_size, scale=softmax_scale, softcap=softcap,
-        alibi=_slopes(alibi_slopes), dropout=dropout_p, layout="bnhd", return_lse=True,
+        alibi=_slopes(alibi_slopes), dropout=dropout_p, layout="bnhd", return_lse=return_attn_probs,
         backward_step=_DETERMINISTIC if deterministic else None, **packed)
-    return (out, lse, None) if return_attn_probs else out
+    return (*found, None) if return_attn_probs else found
 
 
 def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False,

@@ -15,7 +15,7 @@ for chapter in 01_naive 05_flash_decoding 06_flash_v3_hopper 07_paged; do
     xargs -0 cp --parents -t "$root/$chapter")
 done
 mkdir "$root/common"
-for folder in attn device run ptx cmake scripts kernels; do
+for folder in api attn device run ptx python cmake scripts kernels; do
   [[ ! -d $project/common/$folder ]] || cp -r "$project/common/$folder" "$root/common"
 done
 
@@ -50,6 +50,10 @@ lines counters 05_flash_decoding 05_flash_decoding.v13_even_splits v13_even_spli
 peers=$(of_list peers_of 05_flash_decoding)
 first=$(of_list peer_problems peers.05_flash_decoding | sed -n 1p)
 lines peers 05_flash_decoding peers.05_flash_decoding v13_even_splits "${peers#* } $first"
+
+echo "host times of calls" >"$reports/calls.common.txt"
+"$report" evidence finish --root "$root" "$reports" calls common passed 1 calls.common.txt \
+  --measured "$work/measured"
 
 stale() { "$report" evidence check --root "$root" "$reports" | grep ' stale: ' || true; }
 [[ -z $(stale) ]] || { stale; echo "FAILED: stale before anything was edited"; exit 1; }
@@ -105,7 +109,7 @@ noticed '^times 06_flash_v3_hopper.*: launch code has changed since' \
   's/std::min<unsigned>\(scheduler\.count\(\), num_sms\)/num_sms/'
 noticed "$launch" "the blocks of a launch" /common/kernels/decode/splits.h \
   's/(return )(p\.batch \* p\.kv_heads)/\12 * \2/'
-noticed '^times 07_paged.*: launch code has changed since' "a plan" /plan.cpp \
+noticed '^times 07_paged.*: launch code has changed since' "a plan" /host/plan.cpp \
   's/return plan(ned_blocks\(p\) \+ row)/return 1 + plan\1/'
 noticed '^times 01_naive.*: launch code has changed since' "a workspace" /01_naive/*chapter.cpp \
   '0,/score_bytes\(p, 1, 4\)\}/s//score_bytes(p, 2, 4)}/'
@@ -121,6 +125,8 @@ noticed '^peers 05_flash_decoding.*: the way of measuring has changed since' "pe
   's/2 \* busy/busy/'
 noticed '^counters 05_flash_decoding.*: the way of measuring has changed since' \
   "the flags of ncu" verify_on_gpu.sh 's/--clock-control none/--clock-control base/'
+noticed '^calls common.*: the way of measuring has changed since' "the host code of a call" \
+  /python/attn/calls.py 's/_MOST_PLANS = 256/_MOST_PLANS = 1/'
 noticed "$launch" "the list of problems" gpu_problems.sh \
   's/(decode_b16_n8192 .*cache 16 8192 32) 8/\1 4/'
 noticed '^peers 05_flash_decoding.*: launch code has changed since' "the problems of peers" \
