@@ -115,7 +115,7 @@ double largest_share(const Problem& p, int world) {
 Prediction decode(const Problem& p, int world, const Machine& m, double share, double exchange_s) {
   const double rows = double(p.batch * p.heads * p.seqlen_q);
   Prediction all;
-  all.compute_s = m.decode_s + attn::decode().useful_bytes(p) * share / m.read_bytes_per_s;
+  all.compute_s = m.read_s(attn::decode().useful_bytes(p) * share);
   all.bytes = double(world - 1) * rows * double(p.head_dim + 1) * 4;
   all.transfer_s = world > 1 ? m.transfer_s(all.bytes) + exchange_s : 0;
   all.total_s = all.compute_s + all.transfer_s;
@@ -132,7 +132,7 @@ const Machine& nvlink_nccl() {
   static const Machine machine{.name = "NVLink, NCCL",
                                .small_bytes_per_s = 80e9,
                                .link_bytes_per_s = 147e9,
-                               .message_s = 6.5e-6,
+                               .message_s = 7.5e-6,
                                .next_message_s = 0};
   return machine;
 }
@@ -183,11 +183,12 @@ std::optional<Prediction> predict(const std::string& step, const Problem& p, int
   }
   if (step == "p5_ring_backward") return ring(zigzag, m, backward_ring(p, m));
   const double cut = largest_share(p, world);
-  const double message_s = m.message_s + std::max(0, world - 2) * m.next_message_s;
-  if (step == "p6_tree_decode") {  // the second all-reduce begins when the first has ended
-    const double messages = p.own.contains("collective") && p.own.at("collective")[0] > 0 ? 2 : 1;
-    return decode(p, world, m, cut, messages * message_s + m.launch_s);
-  }
+  const int further = std::max(0, world - 2);
+  const double message_s = m.message_s + further * m.next_message_s;
+  const double reduce_s = m.message_s + further * m.reduce_hop_s;
+  const bool all_reduce = p.own.contains("collective") && p.own.at("collective")[0] > 0;
+  if (step == "p6_tree_decode")  // the second all-reduce begins when the first has ended
+    return decode(p, world, m, cut, (all_reduce ? 2 * reduce_s : message_s) + m.launch_s);
   if (step == "p7_peer_decode") return decode(p, world, m, cut, m.peer_s);
   if (step == "p8_paged_shards")
     return decode(p, world, m, 1.0 / world, message_s + m.launch_s);
@@ -308,11 +309,14 @@ int compare(const std::vector<std::string>& arguments) {
     return seconds < 1e-3 ? fmt::format("{:.1f} us", seconds * 1e6)
                           : fmt::format("{:.2f} ms", seconds * 1e3);
   };
-  fmt::print(
-      "| step | link | tokens | heads | one GPU | {} GPUs | speedup | overlap | predicted |\n",
-      read_measured(arguments[0]).front().devices.size());
-  fmt::print("|---|---|---:|---|---:|---:|---:|---:|---:|\n");
+  std::size_t gpus = 0;
   for (const Measured& m : read_measured(arguments[0])) {
+    if (m.devices.size() != gpus) {  // a table of its own
+      fmt::print("{}| step | link | tokens | heads | one GPU | {} GPUs | speedup | overlap | "
+                 "predicted |\n|---|---|---:|---|---:|---:|---:|---:|---:|\n",
+                 gpus > 0 ? "\n" : "", m.devices.size());
+      gpus = m.devices.size();
+    }
     const Problem& p = m.problem;
     const std::string what = p.own.contains("collective") ? ", all-reduce" : "";
     const std::string mask = p.seqlen_q == 1 ? "" : p.causal ? ", causal" : ", full";

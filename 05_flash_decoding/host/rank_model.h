@@ -1,6 +1,7 @@
 // The time of a step on several ranks, predicted from compute, bytes over the links, and latency.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,23 +11,29 @@
 namespace attn::rank_model {
 
 // What a prediction assumes of a machine. Rates of kernels and of the copy engine were measured on
-// H200s; latencies and NCCL's rates were fitted to the times of two, next_message_s to those of
-// four H100s. launch_s, and what concerns InfiniBand, is assumed.
+// H200s; latencies and NCCL's rates were fitted to the times of two and of four. launch_s, and what
+// concerns InfiniBand, is assumed.
 struct Machine {
   std::string name = "NVLink, copy engine";
   double forward_flops = 650e12;   // chapter 06's forward pass, bf16, d=128, long sequences
   double backward_flops = 550e12;  // its backward pass
   double launch_s = 5e-6;          // first and last tiles of a launch, idle SMs
-  // v13_even_splits: the time of a cache is decode_s and its bytes over read_bytes_per_s.
+  // v13_even_splits: the time of a cache is decode_s, up to ramp_s for its first 128 MiB, and its
+  // bytes over read_bytes_per_s.
   double read_bytes_per_s = 4.59e12;
-  double decode_s = 17.5e-6;
-  // Per direction and rank, of messages below 128 MiB and of larger ones.
+  double decode_s = 12e-6, ramp_s = 8.5e-6;
+  // Per direction and rank, of messages below 96 MiB and of larger ones.
   double small_bytes_per_s = 351e9, link_bytes_per_s = 381e9;
-  double message_s = 14e-6;  // from the start of a message to its first byte
+  double message_s = 16e-6;      // from the start of a message to its first byte
   double next_message_s = 9e-6;  // decoding, to another rank: the copy engine sends in turn
-  double peer_s = 7e-6;      // p7: partial results to peers, flags, the merge
+  double reduce_hop_s = 2e-6;    // an all-reduce, for another rank
+  double peer_s = 4.2e-6;        // p7: partial results to peers, flags, the merge
+  double read_s(double bytes) const {
+    constexpr double kRampBytes = 128 << 20;
+    return decode_s + ramp_s * std::min(bytes / kRampBytes, 1.0) + bytes / read_bytes_per_s;
+  }
   double transfer_s(double bytes) const {
-    return bytes / (bytes < 128 << 20 ? small_bytes_per_s : link_bytes_per_s);
+    return bytes / (bytes < 96 << 20 ? small_bytes_per_s : link_bytes_per_s);
   }
 };
 const Machine& nvlink_copies();
