@@ -6,6 +6,7 @@
 namespace attn::emulator {
 namespace {
 
+// In ascending order of their addresses. They do not overlap.
 std::vector<GlobalBuffer*>& buffers() {
   static thread_local std::vector<GlobalBuffer*> all;
   return all;
@@ -39,7 +40,8 @@ GlobalBuffer::GlobalBuffer(std::string name, const void* data, std::size_t bytes
       bytes_(bytes),
       guard_(guard) {
   byte_name_ = [this](std::size_t byte) { return "byte " + std::to_string(byte) + " of " + name_; };
-  buffers().push_back(this);
+  auto& all = buffers();
+  all.insert(std::ranges::upper_bound(all, data_, {}, &GlobalBuffer::data_), this);
   found = {};
 }
 GlobalBuffer::~GlobalBuffer() {
@@ -48,29 +50,21 @@ GlobalBuffer::~GlobalBuffer() {
 }
 
 GlobalBuffer* GlobalBuffer::find(const void* at) {
-  const auto holds = [at](const GlobalBuffer* b) {
-    return static_cast<std::size_t>(static_cast<const std::byte*>(at) - b->data_) < b->bytes_;
-  };
   const auto* const byte = static_cast<const std::byte*>(at);
+  const auto holds = [byte](const GlobalBuffer* b) {
+    return static_cast<std::size_t>(byte - b->data_) < b->bytes_;
+  };
   if (found.buffer && holds(found.buffer)) return found.buffer;
   if (byte >= found.first && byte < found.end) return nullptr;
-  const auto& all = buffers();
-  if (const auto one = std::find_if(all.begin(), all.end(), holds); one != all.end())
-    return found.buffer = *one;
-  // From the end of the last buffer before it to the beginning of the next one.
-  const std::byte* first = nullptr;
-  const std::byte* end = byte + 1;
-  bool any = false, guarded = false;
-  for (const GlobalBuffer* b : all) {
-    guarded = guarded || b->guards(at);
-    if (b->data_ > byte) {
-      const std::byte* const begin = b->data_ - b->guard_;
-      end = any ? std::min(end, begin) : begin, any = true;
-    } else {
-      first = std::max(first, b->data_ + b->bytes_ + b->guard_);
-    }
-  }
-  if (!guarded) found.first = first, found.end = end;
+  auto& all = buffers();
+  const auto next = std::ranges::upper_bound(all, byte, {}, &GlobalBuffer::data_);
+  const GlobalBuffer* const before = next == all.begin() ? nullptr : next[-1];
+  if (before && holds(before)) return found.buffer = next[-1];
+  // From the end of the buffer before it to the beginning of the next one.
+  const std::byte* const first = before ? before->data_ + before->bytes_ + before->guard_ : nullptr;
+  const std::byte* const end =
+      next == all.end() ? byte + 1 : (*next)->data_ - (*next)->guard_;
+  if (byte >= first && byte < end) found.first = first, found.end = end;
   return nullptr;
 }
 bool GlobalBuffer::known_to_be_none(const void* at) {
