@@ -373,13 +373,14 @@ void Block::check_barriers() const {
 void Block::check_unawaited() const {
   for (std::size_t t = 0; t < threads_.size(); ++t) {
     const AsyncWork& work = threads_[t].work;
-    const char* what = work.copies.uncommitted()     ? "cp_async copies without cp_async_commit"
-                       : work.copies.pending()       ? "cp_async copies without cp_async_wait"
-                       : work.stores.uncommitted()   ? "a TMA store without tma_store_commit"
-                       : work.stores.pending()       ? "a TMA store without tma_store_wait"
-                       : work.products.uncommitted() ? "wgmma without wgmma_commit"
-                       : work.products.pending()     ? "wgmma without wgmma_wait"
-                                                     : nullptr;
+    const char* what = nullptr;
+    if (work.copies.uncommitted()) what = "cp_async copies without cp_async_commit";
+    else if (work.copies.pending()) what = "cp_async copies without cp_async_wait";
+    else if (work.stores.uncommitted())
+      what = "a TMA store or bulk reduction without tma_store_commit";
+    else if (work.stores.pending()) what = "a TMA store or bulk reduction without tma_store_wait";
+    else if (work.products.uncommitted()) what = "wgmma without wgmma_commit";
+    else if (work.products.pending()) what = "wgmma without wgmma_wait";
     if (what) throw KernelError(thread_name(t) + " ends with " + what);
   }
 }

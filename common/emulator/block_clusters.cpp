@@ -45,7 +45,7 @@ void Block::cluster_arrive(const char* what, Place place) {
   const Uncounted uncounted;
   leave_if_failed();
   Thread& self = threads_[running_];
-  if (self.cluster_phase > cluster_->phase) fail(what, place, "twice without cluster_wait between");
+  if (self.cluster_phase != 0) fail(what, place, "twice without cluster_wait between");
   if (timeline) {
     let_others_run(what, place);
     timeline->arrive(cluster_.get(), slot_, running_, "");
@@ -84,8 +84,22 @@ void Block::cluster_wait(const char* what, Place place) {
   go_on(cluster_->known, running_);
 }
 
-// Threads that have left do not count, as at the barrier of a block.
+// Threads that have left do not count, as at the barrier of a block. The end of the block comes
+// after all that other blocks do to its shared memory, and after what bulk copies read there: a
+// thread of the block has to know of it.
 void Block::leave_cluster() {
+  if (races_ && !failure_ && cluster_->blocks.size() > 1) {
+    Meeting& of_threads = shared_words_[this];  // no word has this address
+    arrive(of_threads, running_);
+    if (exited_ == threads_.size()) {
+      go_on(std::make_shared<const Epochs>(of_threads.known), running_);
+      Races::Access end =
+          races_->by_thread(number(running_), Kind::write, "the end of the block", {}, nullptr);
+      if (const std::string* race = races_->touch(end, {shadow_, shared_name_}, 0,
+                                                  variables_.size() + shared_bytes_))
+        fail_later(*race);
+    }
+  }
   ++cluster_->left;
   if (threads_[running_].cluster_phase > cluster_->phase) --cluster_->arrived;  // counts once
   const std::size_t all = cluster_->blocks.size() * threads_.size();

@@ -458,6 +458,9 @@ std::string Races::done(const Event& event) const {
 }
 
 std::string Races::text(const Event& before, const Event& now, const std::string& where) const {
+  if (now.what && now.what == std::string_view("the end of the block"))
+    return "race: " + where + " was " + done(before) +
+           ", and its block may have ended before: cluster_sync keeps it";
   std::string s = "race: " + where + " was " + done(before) + " and then " + done(now);
   if (ordered(before, now))
     return s + (now.proxy == Space::global ? " with no fence_proxy_async_global between"

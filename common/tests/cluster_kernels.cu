@@ -90,12 +90,14 @@ __global__ void cluster_ring_kernel(float* gOut, [[maybe_unused]] int planted) {
     const float of_next = cluster_load<float>(cluster_address(&smem.row[i], next));
     gOut[rank * kBulkRow + static_cast<int>(i)] = smem.row[i] + of_next + smem.other[i];
   }
+  if (fault == kArriveTwice) cluster_arrive();
   // The block before has read this row, the next one has got its copy: both say so.
   mbarrier_arrive_cluster(cluster_address(&smem.ready, next));
   mbarrier_arrive_cluster(cluster_address(&smem.ready, before));
   if (fault == kNoClusterSyncAtEnd) return;
   if (fault != kNoWaitForPeer) mbarrier_wait_cluster(&smem.ready, 0);
   for (unsigned i = threadIdx.x; i < kBulkRow; i += blockDim.x) smem.row[i] = -1;
+  if (fault == kArriveTwice) __syncthreads();  // all threads of both blocks have arrived
   cluster_sync();  // no block ends while its shared memory is used
 }
 

@@ -82,7 +82,7 @@ enum ClusterFault {
   kRefillEarly,
   kBlockBarrierAlone,
   kNoWaitForPeer,
-  kNoClusterSyncAtEnd,
+  kNoClusterSyncAtEnd, kArriveTwice,
   kNoDependencyWait,
   // No faults of their own: a launch between the two waits for the first one, or does not.
   kThirdLaunch,

@@ -138,7 +138,7 @@ TEST_CASE("bulk copies and reductions, and what is missing around them", "[hoppe
   // The counter says that the sums are there, but the wait was for the slab alone.
   CHECK(says(false, "element ", fault(kReadAlone)) == 4);  // where results come late
   CHECK(says(true, "bulk_wait_group until the result has been written", fault(kReadAlone)) == 8);
-  CHECK(says(false, "ends with a TMA store without tma_store_wait", fault(kNoWaitForReduction)) ==
+  CHECK(says(false, "ends with a TMA store or bulk reduction without tma_store_wait", fault(kNoWaitForReduction)) ==
         8);
   CHECK(says(true, "", [] { return bulk_sum(kEmulated, 3, kRefillEarly); }) == 8);  // in order
 }
@@ -160,6 +160,9 @@ TEST_CASE("blocks of a cluster use each other's shared memory", "[hopper][cluste
                          says(false, "of the cluster that has ended", fault(kNoClusterSyncAtEnd)) +
                          says(false, "element ", fault(kNoClusterSyncAtEnd));
   CHECK(ends_early == 8);
+  CHECK(says(false, "twice without cluster_wait between", fault(kArriveTwice)) == 8);
+  CHECK(says(true, "its block may have ended before: cluster_sync keeps it",
+             fault(kNoClusterSyncAtEnd)) == 8);
 }
 
 TEST_CASE("a cluster's multicast loads a tile to every block", "[hopper][clusters]") {

@@ -147,7 +147,7 @@ TEST_CASE("what keeps copies and products apart is missed when it is left out", 
   CHECK(found(kTooFewBytes, {"deadlock: thread (0,0,0) of block (0,0,0) waits in mbarrier_wait"}) ==
         8);
   CHECK(found(kNoBarrierBeforeStore, {""}) >= 2);
-  CHECK(found(kNoWaitForStore, {"ends with a TMA store without tma_store_wait"}) == 8);
+  CHECK(found(kNoWaitForStore, {"ends with a TMA store or bulk reduction without tma_store_wait"}) == 8);
 }
 
 TEST_CASE("where races are looked for, what is left out is named as one", "[hopper]") {
