@@ -102,15 +102,19 @@ typedef struct attn_problem {
   const int32_t* host_page_table;
 
   /** Sparse masks of forward, for steps of chapter 08; on the host, as at the time of the plan.
-     Read by *_plan, not kept. At most one of the two; null: none. mask_batch is 1 or batch,
+     Read by *_plan, not kept. At most one of the three; null: none. mask_batch is 1 or batch,
      mask_heads 1 or heads: 1 is one mask for all.
      A block mask [mask_batch, mask_heads, ceil(seqlen_q / block_m), ceil(seqlen_k / block_n)]: 1 if
      block_m queries attend to block_n keys, 0 if not.
      Column intervals [mask_batch, mask_heads, mask_intervals, seqlen_k] (FlashMask): queries from
-     hidden_begin to hidden_end - 1 do not attend to the key. mask_intervals is 1 or 2. */
+     hidden_begin to hidden_end - 1 do not attend to the key. mask_intervals is 1 or 2.
+     Sliding tile windows [mask_heads, 3] (Sliding Tile Attention) over a canvas of tokens (time,
+     height, width) that are stored tile by tile; the tokens after it are text, which all attend to.
+     canvas, tile and tile_windows are in tokens. */
   const uint8_t* block_mask;
   const int32_t *hidden_begin, *hidden_end;
-  int64_t block_m, block_n, mask_intervals, mask_batch, mask_heads;
+  const int64_t* tile_windows;
+  int64_t block_m, block_n, mask_intervals, mask_batch, mask_heads, canvas[3], tile[3];
   /** 1: tensors with strides, or not aligned to 16 bytes, are copied to and from the workspace.
      0: they are refused. */
   int32_t copy_strided;

@@ -11,6 +11,7 @@
 #include "api/make_plan.h"
 #include "attn/error.h"
 #include "attn/mask.h"
+#include "attn/sliding_tiles.h"
 #include "device/device.h"
 
 namespace attn::api {
@@ -89,13 +90,46 @@ void set_lengths(Call call, const attn_problem& from, Known& known) {
   }
 }
 
+std::shared_ptr<const KeyMask> sliding_tiles(const attn_problem& from, const Problem& p) {
+  const auto sides = [](const char* name, const int64_t* three) {
+    const Sides s{three[0], three[1], three[2]};
+    if (*std::ranges::min_element(s) < 1 || *std::ranges::max_element(s) > 1 << 20)
+      invalid(fmt::format("{} {}: must be from 1 to 2^20", name, fmt::join(s, " x ")));
+    return s;
+  };
+  const Sides canvas = sides("canvas", from.canvas), tile = sides("tile", from.tile);
+  std::vector<Sides> windows;
+  for (int64_t h = 0; h < p.heads; ++h)
+    windows.push_back(
+        sides("tile_windows", from.tile_windows + (from.mask_heads == 1 ? 0 : 3 * h)));
+  const int64_t tokens = canvas[0] * canvas[1] * canvas[2];
+  const int64_t blocks = p.seqlen_k / (tile[0] * tile[1] * tile[2]) + 1;
+  if (p.seqlen_q != p.seqlen_k || p.seqlen_k < tokens)
+    invalid(
+        fmt::format("canvas: {} queries and {} keys: must be as many, the canvas of {} tokens "
+                    "and text",
+                    p.seqlen_q, p.seqlen_k, tokens));
+  if (blocks > (int64_t{1} << 32) / blocks / p.heads)
+    invalid(fmt::format("tile: {} tiles of {} heads: the mask must have at most 2^32 entries",
+                        blocks, p.heads));
+  try {
+    return std::make_shared<SlidingTiles>(canvas, tile, windows, p.seqlen_k - tokens);
+  } catch (const InputError& e) {  // in the words of the option --mask
+    constexpr std::string_view kOption = "--mask sta: ";
+    const std::string text = e.what();
+    invalid("tile_windows: " + (text.starts_with(kOption) ? text.substr(kOption.size()) : text));
+  }
+}
+
 void set_mask(Call call, const attn_problem& from, Problem& p) {
-  const bool columns = from.hidden_begin || from.hidden_end;
-  if (!from.block_mask && !columns) return;
-  const char* const name = from.block_mask ? "block_mask" : "hidden_begin";
+  const bool columns = from.hidden_begin || from.hidden_end, tiles = from.tile_windows != nullptr;
+  if (!from.block_mask && !columns && !tiles) return;
+  const char* const name = from.block_mask ? "block_mask"
+                           : columns       ? "hidden_begin"
+                                           : "tile_windows";
   if (call != Call::forward) invalid(fmt::format("{}: {} has no mask", name, text_of(call)));
-  if (from.block_mask && columns)
-    invalid("block_mask, hidden_begin: at most one of them may be given");
+  if ((from.block_mask != nullptr) + columns + tiles > 1)
+    invalid("block_mask, hidden_begin, tile_windows: at most one of them may be given");
   if (columns && (!from.hidden_begin || !from.hidden_end))
     invalid("hidden_begin, hidden_end: both must be given, or none");
   int64_t count = 1;
@@ -105,12 +139,15 @@ void set_mask(Call call, const attn_problem& from, Problem& p) {
     if (__builtin_mul_overflow(count, size, &count) || count > int64_t{1} << 40)
       invalid(fmt::format("{}: must have at most 2^40 entries", name));
   };
-  for (const auto& [title, given, whole] :
-       {std::tuple{"mask_batch", from.mask_batch, p.batch},
-        std::tuple{"mask_heads", from.mask_heads, p.heads}}) {
+  for (const auto& [title, given, whole] : {std::tuple{"mask_batch", from.mask_batch, p.batch},
+                                            std::tuple{"mask_heads", from.mask_heads, p.heads}}) {
     if (given != 1 && given != whole)
       invalid(fmt::format("{} {}: must be 1 or {}", title, given, whole));
     extent(given);
+  }
+  if (tiles) {
+    p.mask = sliding_tiles(from, p);
+    return;
   }
   if (columns) {
     if (from.mask_intervals != 1 && from.mask_intervals != 2)
@@ -132,9 +169,8 @@ void set_mask(Call call, const attn_problem& from, Problem& p) {
                                      [](uint8_t value) { return value > 1; });
       bad != from.block_mask + count)
     invalid(fmt::format("block_mask[{}] is {}: must be 0 or 1", bad - from.block_mask, *bad));
-  p.mask = std::make_shared<BlockMask>(
-      from.block_m, from.block_n, shape,
-      std::vector<bool>(from.block_mask, from.block_mask + count));
+  p.mask = std::make_shared<BlockMask>(from.block_m, from.block_n, shape,
+                                       std::vector<bool>(from.block_mask, from.block_mask + count));
 }
 
 // The tensors of a call, without their places.

@@ -138,8 +138,8 @@ TEST_CASE("bulk copies and reductions, and what is missing around them", "[hoppe
   // The counter says that the sums are there, but the wait was for the slab alone.
   CHECK(says(false, "element ", fault(kReadAlone)) == 4);  // where results come late
   CHECK(says(true, "bulk_wait_group until the result has been written", fault(kReadAlone)) == 8);
-  CHECK(says(false, "ends with a TMA store or bulk reduction without tma_store_wait", fault(kNoWaitForReduction)) ==
-        8);
+  CHECK(says(false, "ends with a TMA store or bulk reduction without tma_store_wait",
+             fault(kNoWaitForReduction)) == 8);
   CHECK(says(true, "", [] { return bulk_sum(kEmulated, 3, kRefillEarly); }) == 8);  // in order
 }
 

@@ -147,7 +147,8 @@ TEST_CASE("what keeps copies and products apart is missed when it is left out", 
   CHECK(found(kTooFewBytes, {"deadlock: thread (0,0,0) of block (0,0,0) waits in mbarrier_wait"}) ==
         8);
   CHECK(found(kNoBarrierBeforeStore, {""}) >= 2);
-  CHECK(found(kNoWaitForStore, {"ends with a TMA store or bulk reduction without tma_store_wait"}) == 8);
+  CHECK(found(kNoWaitForStore,
+              {"ends with a TMA store or bulk reduction without tma_store_wait"}) == 8);
 }
 
 TEST_CASE("where races are looked for, what is left out is named as one", "[hopper]") {
@@ -185,10 +186,10 @@ TEST_CASE("a block whose warpgroups take more registers than it has is missed", 
   const auto said = [](unsigned threads, unsigned given, unsigned taken) -> std::string {
     try {
       emulator::run_grid(1, threads, 0, {[=] {
-        const bool gives = emulator::threadIdx.x < 128;
-        emulator::Block::current().registers("setmaxnreg", {__FILE__, __LINE__},
-                                             gives ? given : taken, !gives);
-      }});
+                           const bool gives = emulator::threadIdx.x < 128;
+                           emulator::Block::current().registers("setmaxnreg", {__FILE__, __LINE__},
+                                                                gives ? given : taken, !gives);
+                         }});
     } catch (const emulator::KernelError& error) {
       return error.what();
     }

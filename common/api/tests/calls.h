@@ -13,6 +13,7 @@
 
 #include "api/make_plan.h"
 #include "attn/mask.h"
+#include "attn/sliding_tiles.h"
 #include "attn/tensor.h"
 #include "device/device.h"
 #include "run/schedule.h"
@@ -120,12 +121,22 @@ inline attn_problem abi_problem(const Problem& p, const Operation& op) {
   return a;
 }
 
+/// The tile of some_tiles().
+inline constexpr Sides kTile{2, 8, 8};
+
 /// A problem's mask as the ABI takes it.
 class HostMask {
  public:
   explicit HostMask(const Problem& p) {
     if (!p.mask) return;
     const std::vector<HostTensor> all = p.mask->tensors();
+    if (const auto* tiles = dynamic_cast<const SlidingTiles*>(p.mask.get())) {
+      canvas_ = tiles->canvas_tiles();
+      for (std::size_t i = 0; i < 3; ++i) canvas_[i] *= kTile[i];
+      for (std::size_t i = 0; i < all[0].numbers.size(); ++i)
+        windows_.push_back(all[0].numbers[i] * kTile[i % 3]);
+      return;
+    }
     std::copy_n(all[0].spec.shape, 4, shape_);
     first_.assign(all[0].numbers.begin(), all[0].numbers.end());
     if (all.size() == 2) second_.assign(all[1].numbers.begin(), all[1].numbers.end());
@@ -134,6 +145,10 @@ class HostMask {
       block_m_ = blocks->block_m(), block_n_ = blocks->block_n();
   }
   void give(attn_problem& a) const {
+    if (!windows_.empty()) {
+      a.mask_heads = a.heads, a.tile_windows = windows_.data();
+      std::ranges::copy(canvas_, a.canvas), std::ranges::copy(kTile, a.tile);
+    }
     if (first_.empty() && blocks_.empty()) return;
     a.mask_batch = shape_[0], a.mask_heads = shape_[1];
     if (!blocks_.empty()) {
@@ -148,6 +163,8 @@ class HostMask {
   int64_t shape_[4] = {}, block_m_ = 0, block_n_ = 0;
   std::vector<uint8_t> blocks_;
   std::vector<int32_t> first_, second_;
+  Sides canvas_ = {};
+  std::vector<int64_t> windows_;
 };
 
 /// The tensors of an operation as the ABI takes them, by the chapters' names.
@@ -210,11 +227,17 @@ inline std::shared_ptr<const KeyMask> some_columns(const Problem& p) {
                                            std::move(begin), std::move(end));
 }
 
+/// A canvas of four tiles, and 48 tokens of text.
+inline std::shared_ptr<const KeyMask> some_tiles() {
+  return std::make_shared<SlidingTiles>(Sides{2, 16, 16}, kTile,
+                                        std::vector<Sides>{{2, 8, 16}, {2, 8, 8}}, 48);
+}
+
 /// A problem with several tiles and sequences that a step takes, or nothing.
 inline std::optional<Problem> problem_for(const Step& step) {
   const Operation& op = *step.operation;
   const bool decodes = op.few_queries > 0;
-  for (int n = 0; n < 16; ++n) {
+  for (int n = 0; n < 24; ++n) {
     Problem p;
     p.batch = decodes ? 2 : 1, p.heads = 2, p.kv_heads = 1;
     p.seqlen_q = decodes ? 3 : 70, p.seqlen_k = 160, p.head_dim = 64;
@@ -229,6 +252,10 @@ inline std::optional<Problem> problem_for(const Step& step) {
     }
     if (n % 8 >= 4) p.head_dim = 128, p.kv_heads = 2;
     if (n >= 8 && op.name == "forward") p.mask = some_columns(p);
+    if (n >= 16 && op.name == "forward") {
+      p.seqlen_q = p.seqlen_k = 560, p.causal = false;
+      p.mask = some_tiles();
+    }
     if (op.complete) op.complete(p, {"--head-dim", "--kv-heads", "--heads"});
     p.finish();
     if (!refusal(step, p)) return p;

@@ -284,9 +284,8 @@ TEST_CASE("every feature of the ABI has the bits of a session that has it", "[ap
     const auto call = call_of(step);
     if (!call) continue;
     const auto plain = problem_for(step);
-    for (const char* feature :
-         {"varlen", "softcap", "alibi", "window", "fp16", "scale", "dropout", "sinks", "blocks",
-          "columns"}) {
+    for (const char* feature : {"varlen", "softcap", "alibi", "window", "fp16", "scale", "dropout",
+                                "sinks", "blocks", "columns", "tiles"}) {
       const std::string name = feature;
       if (!plain || tested[name + " " + step.operation->name] == 2) continue;
       Problem p = *plain;
@@ -305,6 +304,10 @@ TEST_CASE("every feature of the ABI has the bits of a session that has it", "[ap
         p.seqlen_q = 300, p.seqlen_k = 520;  // 3 x 5 blocks
         p.mask = name == "blocks" ? some_blocks(p) : some_columns(p);
       }
+      if (name == "tiles") {
+        if (*call != Call::forward || p.varlen()) continue;
+        p.seqlen_q = p.seqlen_k = 560, p.causal = false, p.mask = some_tiles();
+      }
       p.finish();
       if (refusal(step, p)) continue;
       INFO(feature);
@@ -316,7 +319,7 @@ TEST_CASE("every feature of the ABI has the bits of a session that has it", "[ap
        {"varlen forward", "varlen backward", "softcap forward", "softcap backward", "alibi forward",
         "alibi decode", "window paged_decode", "fp16 decode", "scale paged_prefill",
         "dropout forward", "dropout backward", "sinks paged_decode", "blocks forward",
-        "columns forward"}) {
+        "columns forward", "tiles forward"}) {
     INFO(must);
     CHECK(tested[must] > 0);
   }
@@ -403,6 +406,24 @@ TEST_CASE("a problem that is wrong gets a code and one line", "[api]") {
   };
   has(columns(1), "hidden_begin[1] -1, hidden_end[1] -1: must be queries, from 0 on");
   has(columns(3), "mask_intervals 3: must be 1 or 2");
+  static const int64_t windows[] = {2, 8, 8};
+  const auto tiles = [&](auto change) {
+    return with([&](attn_problem& p) {
+      p.seqlen_q = p.seqlen_k = 560, p.tile_windows = windows;
+      const int64_t canvas[] = {2, 16, 16}, tile[] = {2, 8, 8};
+      std::copy_n(canvas, 3, p.canvas), std::copy_n(tile, 3, p.tile);
+      change(p);
+    });
+  };
+  has(tiles([](auto& p) { p.block_mask = blocks; }), "at most one of them may be given");
+  has(tiles([](auto& p) { p.canvas[1] = 0; }), "canvas 2 x 0 x 16: must be from 1 to 2^20");
+  has(tiles([](auto& p) { p.canvas[1] = 12; }),
+      "tile_windows: a canvas of 2x12x16: must be a multiple of tiles of 2x8x8");
+  has(tiles([](auto& p) { p.canvas[0] = 1 << 20; }), "must be as many, the canvas of 268435456");
+  has(tiles([](auto& p) { p.seqlen_q = 559; }),
+      "canvas: 559 queries and 560 keys: must be as many");
+  static const int64_t wide[] = {4, 8, 8};
+  has(tiles([](auto& p) { p.tile_windows = wide; }), "tile_windows: a window of 4x8x8: must have");
   attn_problem backward = f.problem;
   backward.step = nullptr, backward.block_mask = blocks;
   has(line_of(Call::backward, backward), "block_mask: backward has no mask");

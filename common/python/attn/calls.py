@@ -264,6 +264,16 @@ class Call:
         self.lists[name] = np.ascontiguousarray(values, dtype)
         return values.shape
 
+    def host_windows(self, name, values):
+        """Windows of three sides, of each head or of all; returns for how many heads."""
+        values = np.asarray(values)
+        heads = self.fields["heads"]
+        if values.dtype.kind not in "iu" or values.shape not in ((3,), (1, 3), (heads, 3)):
+            raise lib.InvalidValue(f"{name}: {values.dtype} {list(values.shape)}: must be integers "
+                                   f"[3] or [{heads}, 3]")
+        self.lists[name] = np.ascontiguousarray(values, np.int64)
+        return values.size // 3
+
     def run(self, of):
         device = arrays.same_device(self.views)
         self.fields["backend"] = lib.EMULATED if device == "cpu" else lib.GPU

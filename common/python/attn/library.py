@@ -52,9 +52,11 @@ class Problem(c.Structure):
         ("lengths_q", c.c_void_p), ("lengths_k", c.c_void_p),
         ("page_size", c.c_int64), ("num_pages", c.c_int64), ("max_pages", c.c_int64),
         ("host_page_table", c.c_void_p),
-        *[(name, c.c_void_p) for name in ("block_mask", "hidden_begin", "hidden_end")],
+        *[(name, c.c_void_p) for name in
+          ("block_mask", "hidden_begin", "hidden_end", "tile_windows")],
         *[(name, c.c_int64) for name in
           ("block_m", "block_n", "mask_intervals", "mask_batch", "mask_heads")],
+        ("canvas", c.c_int64 * 3), ("tile", c.c_int64 * 3),
         ("copy_strided", c.c_int32)]
 
 

@@ -58,14 +58,26 @@ def _slopes(call, alibi):
         call.array("alibi", alibi, "fp32", (call.fields["heads"],))
 
 
-def _sparse_mask(call, block_mask, block_size, hidden):
-    """A mask of blocks, or of column intervals; on the host."""
-    if block_mask is not None and hidden is not None:
-        raise InvalidValue("block_mask, hidden: at most one of them may be given")
-    if block_mask is None and hidden is None:
+def _sparse_mask(call, block_mask, block_size, hidden, sliding_tiles):
+    """A mask of blocks, of column intervals, or of sliding tile windows; on the host."""
+    given = sum(x is not None for x in (block_mask, hidden, sliding_tiles))
+    if given == 0:
         return
+    if given > 1:
+        raise InvalidValue("block_mask, hidden, sliding_tiles: at most one of them may be given")
     if call.fields.get("packed"):
-        raise InvalidValue("block_mask, hidden: not with packed sequences")
+        raise InvalidValue("block_mask, hidden, sliding_tiles: not with packed sequences")
+    if sliding_tiles is not None:
+        try:
+            canvas, tile, windows = sliding_tiles
+        except (TypeError, ValueError):
+            raise InvalidValue("sliding_tiles: must be (canvas, tile, windows)") from None
+        for name, x in (("canvas", canvas), ("tile", tile)):
+            call.fields[name] = tuple(whole(name, side) for side in x)
+            if len(call.fields[name]) != 3:
+                raise InvalidValue(f"{name}: {list(x)}: must be (time, height, width)")
+        call.fields["mask_heads"] = call.host_windows("tile_windows", windows)
+        return
     batch, heads, rows, keys = (call.fields[name] for name in ("batch", "heads", "seqlen_q",
                                                                "seqlen_k"))
     if hidden is not None:
@@ -101,11 +113,11 @@ def _dropout(call, dropout, seed):
 
 def run_forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi, dropout, seed,
                 cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout, step, return_lse,
-                out, stream, block_mask=None, block_size=None, hidden=None):
+                out, stream, block_mask=None, block_size=None, hidden=None, sliding_tiles=None):
     """forward and quantised_forward, without their keywords, which take time."""
     key = None
-    plain = (alibi is cu_seqlens_q is cu_seqlens_k is out is stream is block_mask is hidden is None
-             and not dropout)
+    plain = (alibi is cu_seqlens_q is cu_seqlens_k is out is stream is block_mask is hidden is
+             sliding_tiles is None and not dropout)
     if plain:
         key, again = Repeated.find((q, k, v), operation, dtype, causal, window, scale, softcap,
                                    layout, step)
@@ -117,7 +129,7 @@ def run_forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi
     masks(call, causal, window, scale, softcap)
     _slopes(call, alibi)
     _dropout(call, dropout, seed)
-    _sparse_mask(call, block_mask, block_size, hidden)
+    _sparse_mask(call, block_mask, block_size, hidden, sliding_tiles)
     accepted = ("bf16", "fp16", "fp32") if dtype is None else ("bf16",)
     element = call.element_type(qv, kv, vv, accepted=accepted)
     call.fields["dtype"] = DTYPES[dtype or element]
@@ -133,8 +145,8 @@ def run_forward(operation, dtype, q, k, v, causal, window, scale, softcap, alibi
 
 def forward(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, alibi=None,
             dropout=0.0, seed=0, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
-            max_seqlen_k=None, block_mask=None, block_size=(128, 128), hidden=None, layout="bhnd",
-            step=None, return_lse=False, out=None, stream=None):
+            max_seqlen_k=None, block_mask=None, block_size=(128, 128), hidden=None,
+            sliding_tiles=None, layout="bhnd", step=None, return_lse=False, out=None, stream=None):
     """Attention: softmax(scale q k^T + masks) v. Returns o, or (o, lse).
 
     `causal`: key j is visible to query i if j <= i + Nk - Nq. `window`: (left, right) visible keys
@@ -150,10 +162,12 @@ def forward(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, alib
     be 1: one mask for all. `block_mask` [B, Hq, ceil(Nq / m), ceil(Nk / n)]: 1 where a block of
     `block_size` = (m, n) queries and keys is visible. `hidden` = (begin, end), int32
     [B, Hq, 1 or 2, Nk] each: queries begin to end - 1 do not attend to a key (FlashMask).
+    `sliding_tiles` = (canvas, tile, windows) in tokens (time, height, width), windows [3] or
+    [Hq, 3]: the canvas is stored tile by tile, text follows it (Sliding Tile Attention).
     """
     return run_forward("forward", None, q, k, v, causal, window, scale, softcap, alibi, dropout,
                        seed, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout, step,
-                       return_lse, out, stream, block_mask, block_size, hidden)
+                       return_lse, out, stream, block_mask, block_size, hidden, sliding_tiles)
 
 
 def quantised_forward(q, k, v, dtype, *, causal=False, window=None, scale=None, layout="bhnd",

@@ -130,7 +130,14 @@ class Numpy(unittest.TestCase):
             s = np.where(seen, qf @ kf.swapaxes(2, 3) / 8, -np.inf)
             p = np.exp(s - np.maximum(s.max(3, keepdims=True), -1e30))
             return p @ vf / np.maximum(p.sum(3, keepdims=True), 1e-30)
-        for options, seen in (({"block_mask": blocks}, seen_blocks),
+        text = np.arange(300) >= 256  # a canvas of two tiles, each of which attends to itself
+        tile = np.where(text, -1, np.arange(300) // 128)
+        seen_tiles = (tile[:, None] == tile) | text | text[:, None]
+        sides = ((2, 8, 16), (2, 8, 8))
+        for options, seen in (({"sliding_tiles": (*sides, (2, 8, 8))}, seen_tiles),
+                              ({"sliding_tiles": (*sides, [[2, 8, 16], [2, 8, 8]])},
+                               np.stack([seen_tiles | True, seen_tiles])),
+                              ({"block_mask": blocks}, seen_blocks),
                               ({"block_mask": (blocks > 0).tolist()}, seen_blocks),
                               ({"hidden": hidden, "causal": True}, seen_columns)):
             o = attn.forward(q, k, v, **options)
@@ -143,6 +150,10 @@ class Numpy(unittest.TestCase):
                 ({"block_mask": blocks * 3}, r"block_mask\[0\] is 3: must be 0 or 1"),
                 ({"block_mask": blocks * 0.5}, "block_mask: type float64: must be integers"),
                 ({"block_mask": blocks, "hidden": hidden}, "at most one of them"),
+                ({"sliding_tiles": sides}, r"sliding_tiles: must be \(canvas, tile, windows\)"),
+                ({"sliding_tiles": (*sides, [2, 8])}, r"tile_windows: int64 \[2\]: must be"),
+                ({"sliding_tiles": (*sides, [2, 8, 32])}, "tile_windows: a window of 2x8x32"),
+                ({"sliding_tiles": ((2, 8), *sides)}, r"canvas: \[2, 8\]: must be \(time"),
                 ({"block_mask": blocks, "block_size": (0, 128)}, "block_size: 0: must be from 1"),
                 ({"hidden": begin}, r"hidden: must be a pair \(begin, end\)"),
                 ({"hidden": (begin, np.concatenate([begin, begin], 2))},
