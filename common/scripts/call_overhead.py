@@ -77,6 +77,13 @@ def print_torch():
             us.append(median_us(lambda: torch.autograd.grad(function(*grad), grad, dout)))
         print(f"{name:<40} {us[0]:>13.2f}" + "".join(f" {x:>{w}.2f}" for x, w in
                                                      zip(us[1:], (15, 13))))
+    pages = torch.zeros(4, 64, 2, 64, dtype=torch.bfloat16, device="cuda")
+    table = torch.arange(1, dtype=torch.int32, device="cuda").view(1, 1)
+    lengths = torch.full((1,), 64, dtype=torch.int32, device="cuda")
+    query = plain[0][:, :, :1].contiguous()
+    print(f"{'attn.decode':<40} {median_us(lambda: attn.decode(query, *plain[1:], lengths)):>13.2f}")
+    paged = median_us(lambda: attn.paged_decode(query, pages, pages, table, lengths))
+    print(f"{'attn.paged_decode':<40} {paged:>13.2f}")
 
 
 def print_training():

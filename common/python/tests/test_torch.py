@@ -4,6 +4,7 @@ import inspect
 import pathlib
 import sys
 import unittest
+from unittest import mock
 
 try:
     import torch
@@ -308,6 +309,31 @@ class Torch(unittest.TestCase):
                     with self.assertRaises(attn.InvalidValue):
                         fa.flash_attn_with_kvcache(**given)
             self.assertTrue(torch.equal(kc, before))
+
+    def test_repeated_decoding(self):
+        """On a GPU lengths may change between calls. On the CPU plans know them: there decoding is
+        repeated in this test alone, with equal ones."""
+        from attn import calls, operations
+        lengths = [torch.tensor([90, 33], dtype=torch.int32, device=self.device),
+                   torch.tensor([90, 33] if self.device == "cpu" else [1, 96], dtype=torch.int32,
+                                device=self.device)]
+        pages = torch.arange(6, dtype=torch.int32, device=self.device).view(2, 3).flip(1)
+        kept = len(calls._repeated)
+        with mock.patch.object(operations, "_on_gpu", lambda x: isinstance(x, torch.Tensor)):
+            for n, used in enumerate((*lengths, lengths[0])):
+                q, k, v = (normal(3 * n + i, 2, heads, rows, 64, device=self.device)
+                           for i, (heads, rows) in enumerate(((4, 1), (2, 96), (2, 96))))
+                for causal in (False, True):
+                    want = attn.reference(q, k, v, lengths=used.cpu(), causal=causal)
+                    o, lse = attn.decode(q, k, v, used, causal=causal, return_lse=True)
+                    self.assertLess(error(o, want), 2e-2)
+                    self.assertEqual(lse.shape, (2, 4, 1))
+                    self.assertTrue(torch.equal(attn.decode(q, k, v, used, causal=causal), o))
+                pools = [x.view(2, 2, 3, 32, 64).permute(0, 2, 3, 1, 4).flip(1).reshape(
+                    6, 32, 2, 64).contiguous() for x in (k, v)]
+                paged = attn.paged_decode(q, *pools, pages, used)
+                self.assertLess(error(paged, attn.reference(q, k, v, lengths=used.cpu())), 2e-2)
+        self.assertEqual(len(calls._repeated), kept + 3)
 
     @unittest.skipUnless(COMPILES, "needs PyTorch 2.4: opcheck and torch.compile")
     def test_compile(self):
