@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <numeric>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
@@ -190,8 +191,7 @@ std::optional<Prediction> predict(const std::string& step, const Problem& p, int
   if (step == "p6_tree_decode")  // the second all-reduce begins when the first has ended
     return decode(p, world, m, cut, (all_reduce ? 2 * reduce_s : message_s) + m.launch_s);
   if (step == "p7_peer_decode") return decode(p, world, m, cut, m.peer_s);
-  if (step == "p8_paged_shards")
-    return decode(p, world, m, 1.0 / world, message_s + m.launch_s);
+  if (step == "p8_paged_shards") return decode(p, world, m, 1.0 / world, message_s + m.launch_s);
   return std::nullopt;
 }
 
@@ -219,24 +219,36 @@ int table(const std::vector<std::string>& arguments) {
              "tokens", "compute us", "transfer us", "total us", "efficiency");
   for (const Step& step : chapter().steps) {
     if (step.operation != options->operation || !takes(step, "devices")) continue;
+    const bool by_peers = step.name == "p7_peer_decode";
+    std::string refused;
     for (const Machine* m : {&nvlink_copies(), &nvlink_nccl(), &infiniband()}) {
       const auto one = predict(step.name, p, 1, *m);
       for (const int world : {2, 4, 8, 64, 512}) {
         if (world > p.seqlen_k || (world > 8) != (m == &infiniband())) continue;
-        if (step.name == "p7_peer_decode" && m != &nvlink_copies()) continue;  // one process
+        if (by_peers && m != &nvlink_copies()) continue;  // one process
+        Problem on_ranks = p;
+        std::vector<double>& devices = on_ranks.own["devices"];
+        devices.resize(static_cast<std::size_t>(world));
+        std::iota(devices.begin(), devices.end(), 0.0);
+        if (const auto reason = refusal(step, on_ranks)) {
+          if (refused.empty()) refused = fmt::format("{} ranks: {}", world, *reason);
+          continue;
+        }
         const auto some = predict(step.name, p, world, *m);
         if (!one || !some) continue;
         fmt::print("{:<18} {:<30} {:>5} {:>10} {:>11.1f} {:>11.1f} {:>11.1f} {:>9.1f}%\n",
-                   step.name, m->name, world, p.seqlen_k / world, some->compute_s * 1e6,
-                   some->transfer_s * 1e6, some->total_s * 1e6,
-                   100 * one->total_s / some->total_s / world);
+                   step.name, by_peers ? "NVLink, writes to peers" : m->name, world,
+                   p.seqlen_k / world, some->compute_s * 1e6, some->transfer_s * 1e6,
+                   some->total_s * 1e6, 100 * one->total_s / some->total_s / world);
       }
     }
+    if (!refused.empty()) fmt::print("{:<18} not for {}\n", step.name, refused);
     if (step.operation != &attn::decode()) continue;
     for (const Machine* m : {&nvlink_copies(), &nvlink_nccl()})
       if (const int64_t keys = pays_from(step.name, p, *m);
-          keys > 0 && (step.name != "p7_peer_decode" || m == &nvlink_copies()))
-        fmt::print("{:<18} {:<30} two ranks pay from {} keys on\n", step.name, m->name, keys);
+          keys > 0 && (!by_peers || m == &nvlink_copies()))
+        fmt::print("{:<18} {:<30} two ranks pay from {} keys on\n", step.name,
+                   by_peers ? "NVLink, writes to peers" : m->name, keys);
   }
   return 0;
 }
@@ -292,10 +304,10 @@ std::vector<Measured> read_measured(const std::string& file) {
                .one_gpu_s = j.at("one_gpu_us").get<double>() * 1e-6,
                .overlap = j.at("overlap"),
                .predicted_s = 0};
-    const auto predicted = predict(m.step, m.problem, static_cast<int>(m.devices.size()),
-                                   with_memory_of(m.transport == "nccl" ? nvlink_nccl()
-                                                                        : nvlink_copies(),
-                                                  j.value("gpu", "")));
+    const auto predicted =
+        predict(m.step, m.problem, static_cast<int>(m.devices.size()),
+                with_memory_of(m.transport == "nccl" ? nvlink_nccl() : nvlink_copies(),
+                               j.value("gpu", "")));
     m.predicted_s = predicted ? predicted->total_s : 0;
     all.push_back(std::move(m));
   }
@@ -312,9 +324,10 @@ int compare(const std::vector<std::string>& arguments) {
   std::size_t gpus = 0;
   for (const Measured& m : read_measured(arguments[0])) {
     if (m.devices.size() != gpus) {  // a table of its own
-      fmt::print("{}| step | link | tokens | heads | one GPU | {} GPUs | speedup | overlap | "
-                 "predicted |\n|---|---|---:|---|---:|---:|---:|---:|---:|\n",
-                 gpus > 0 ? "\n" : "", m.devices.size());
+      fmt::print(
+          "{}| step | link | tokens | heads | one GPU | {} GPUs | speedup | overlap | "
+          "predicted |\n|---|---|---:|---|---:|---:|---:|---:|---:|\n",
+          gpus > 0 ? "\n" : "", m.devices.size());
       gpus = m.devices.size();
     }
     const Problem& p = m.problem;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "api/plan.h"
+#include "api/steps.h"
 #include "attn/error.h"
 #include "attn/status.h"
 #include "device/device.h"
@@ -30,7 +31,7 @@ attn_status guarded(Body body) noexcept {
   } catch (const Failure& f) {
     return failed(f.status, f.line);
   } catch (const InputError& e) {
-    return failed(ATTN_INVALID_VALUE, e.what());
+    return failed(ATTN_INVALID_VALUE, in_fields(e.what()));
   } catch (const DeviceError& e) {
     return failed(ATTN_DEVICE_ERROR, e.what());
   } catch (const std::bad_alloc&) {

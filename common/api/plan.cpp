@@ -272,8 +272,8 @@ const NamedStep& choose(Call call, const Known& known, const char* wanted) {
     for (const NamedStep* named : steps)
       if (!reason_against(*named, known)) return *named;
     throw Failure{ATTN_UNSUPPORTED,
-                  fmt::format("{}: no step takes this problem; {}: {}", text_of(call),
-                              steps.empty() ? "none" : steps[0]->name,
+                  fmt::format("{}: no step takes this problem; {}: {} (attn_which says why of all)",
+                              text_of(call), steps.empty() ? "none" : steps[0]->name,
                               steps.empty() ? "is built" : *reason_against(*steps[0], known))};
   }
   const auto found = std::ranges::find(all_steps(), std::string_view(wanted), &NamedStep::name);

@@ -1,6 +1,7 @@
 #include "api/steps.h"
 
 #include <algorithm>
+#include <cctype>
 
 #include "attn/mask.h"
 #include "device/device.h"
@@ -18,9 +19,26 @@ const std::vector<NamedStep>& all_steps() {
   return all;
 }
 
+std::string in_fields(const std::string& line) {
+  std::string fields;
+  bool option = false;
+  for (std::size_t n = 0; n < line.size(); ++n) {
+    const auto is_letter = [&](std::size_t at) {
+      return at < line.size() && std::islower(line[at]);
+    };
+    if (!option && line.compare(n, 2, "--") == 0 && is_letter(n + 2)) {
+      option = true, ++n;
+      continue;
+    }
+    option = option && (is_letter(n) || (line[n] == '-' && is_letter(n + 1)));
+    fields += option && line[n] == '-' ? '_' : line[n];
+  }
+  return fields;
+}
+
 std::optional<std::string> reason_against(const NamedStep& named, const Known& known) {
   const Step& step = *named.step;
-  if (const auto reason = refusal(step, known.problem)) return reason;
+  if (const auto reason = refusal(step, known.problem)) return in_fields(*reason);
   if (known.device.backend == Backend::gpu) {
     const GpuInfo& gpu = gpu_info();
     if (auto reason = lacks(step, gpu.name, 10 * gpu.cc_major + gpu.cc_minor)) return reason;

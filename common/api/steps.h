@@ -27,6 +27,10 @@ struct Known {
   Device device = Backend::emulated;
   bool host_lengths = true;  ///< false: lengths of sequences are on the device alone
 };
+/// A line about options of the chapter programs, with the names of attn_problem's fields:
+/// "--head-dim 7: ..." becomes "head_dim 7: ...".
+std::string in_fields(const std::string& line);
+
 /// Why a step cannot run what is known, or nothing.
 std::optional<std::string> reason_against(const NamedStep&, const Known&);
 

@@ -377,7 +377,7 @@ TEST_CASE("a problem that is wrong gets a code and one line", "[api]") {
   has(with([](auto& p) { p.step = "05_flash_decoding/v4_gqa"; }),
       "a step of decode, not of forward");
   has(with([](auto& p) { p.step = "06_flash_v3_hopper/v14_tuned", p.head_dim = 96; }),
-      "head-dim 96: this step takes 64, 128 and 256");
+      "head_dim 96: this step takes 64, 128 and 256");
   has(with([](auto& p) { p.packed = 1, p.total_q = 20, p.total_k = 80; }),
       "total_q 20: must be from 33");
   static const int64_t lengths[] = {5, 99};
@@ -473,7 +473,7 @@ TEST_CASE("attn_which names every step of an operation, and why not", "[which]")
   CHECK(best() == "06_flash_v3_hopper/v14_tuned");
   p.head_dim = 96;
   text = lines();
-  CHECK(text.find("no: --head-dim 96: this step takes 64, 128 and 256") != std::string::npos);
+  CHECK(text.find("no: head_dim 96: this step takes 64, 128 and 256") != std::string::npos);
   CHECK(best() == "04_flash_v2/v13_tuned");
   p.head_dim = 40, p.dtype = ATTN_FP32;
   text = lines();

@@ -10,8 +10,12 @@ from . import arrays, library as lib
 
 
 def steps(operation=None):
-    """Names of all steps, or of those of one operation ("forward", "decode", ...)."""
+    """Names of all steps, or of those of one operation ("forward", "decode", "paged_mla", ...).
+    Those of quantised_forward are under "forward"."""
     pairs = [line.split() for line in lib.library().attn_steps().decode().splitlines()]
+    operations = sorted({of for _, of in pairs})
+    if operation is not None and operation not in operations:
+        raise lib.InvalidValue(f"operation {operation}: must be one of {', '.join(operations)}")
     return [name for name, of in pairs if operation in (None, of)]
 
 
@@ -56,6 +60,8 @@ def _with_defaults(function):
            seqlen_q=None, seqlen_k=None, head_dim=64, causal=False, window=None, scale=None,
            softcap=0.0, step=None, lengths_k=None, page_size=16, num_pages=None, max_pages=8,
            device="emulated", **others):
+        if unknown := sorted(set(others) - set(inspect.signature(function).parameters)):
+            raise lib.InvalidValue(f"{unknown[0]}: no keyword of a problem")
         dtype = dtype or ("e4m3" if operation == "quantised_forward" else "bf16")
         if seqlen_q is None:
             seqlen_q = 1 if operation in _FEW_QUERIES else 128
@@ -72,14 +78,21 @@ def _with_defaults(function):
 
 @_with_defaults
 def which(operation, p):
-    """For each step of an operation "best", "yes", or the reason why it refuses the problem.
+    """For each step of an operation, or for the one named `step`: "best", "yes", or the reason why
+    it refuses the problem.
 
     which("forward", heads=8, kv_heads=1, head_dim=96, dtype="bf16", causal=True, device="gpu").
     Keywords: dtype, batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, causal, window, scale,
     softcap, lengths_k, page_size, num_pages, max_pages, step, device ("emulated" or "gpu").
     """
     text = lib.text_of("attn_which", operation.encode(), c.byref(p))
-    return {name: verdict for name, verdict in (line.split(None, 1) for line in text.splitlines())}
+    verdicts = dict(line.split(None, 1) for line in text.splitlines())
+    if p.step is None:
+        return verdicts
+    step = p.step.decode()
+    if step not in verdicts:
+        raise lib.InvalidValue(f"step {step}: no step of {operation}")
+    return {step: verdicts[step]}
 
 
 @_with_defaults
@@ -201,6 +214,8 @@ def check(f, operation="forward", problems=None, *, inputs=_KINDS, seed=1, to=No
     """
     if operation not in _ARGUMENTS:
         raise lib.InvalidValue(f"operation {operation}: must be {', '.join(_ARGUMENTS)}")
+    if isinstance(inputs, str):
+        raise lib.InvalidValue(f"inputs {inputs}: must be a list of kinds, as [\"random\"]")
     report = Report()
     for given in _PROBLEMS[operation] if problems is None else problems:
         options = {"dtype": "fp32", **keywords, **given}

@@ -6,6 +6,8 @@ float16, float32, bf16 (attn.bf16, ml_dtypes, torch.bfloat16). `step` names a st
 "04_flash_v2/v13_tuned"; without it the first one that takes the problem is used (attn.which).
 Errors are one line: attn.InvalidValue, attn.Unsupported, attn.DeviceError, attn.KernelError.
 """
+import numpy as np
+
 from .calls import Call, Repeated, masks
 from .library import DTYPES, InvalidValue, number, whole
 from . import arrays
@@ -73,9 +75,9 @@ def _sparse_mask(call, block_mask, block_size, hidden, sliding_tiles):
         except (TypeError, ValueError):
             raise InvalidValue("sliding_tiles: must be (canvas, tile, windows)") from None
         for name, x in (("canvas", canvas), ("tile", tile)):
+            if not isinstance(x, (tuple, list)) or len(x) != 3:
+                raise InvalidValue(f"{name}: {x!r}: must be (time, height, width)")
             call.fields[name] = tuple(whole(name, side) for side in x)
-            if len(call.fields[name]) != 3:
-                raise InvalidValue(f"{name}: {list(x)}: must be (time, height, width)")
         call.fields["mask_heads"] = call.host_windows("tile_windows", windows)
         return
     batch, heads, rows, keys = (call.fields[name] for name in ("batch", "heads", "seqlen_q",
@@ -88,7 +90,11 @@ def _sparse_mask(call, block_mask, block_size, hidden, sliding_tiles):
         arrays_of = {"hidden_begin": begin, "hidden_end": end}
         last, kind = ((1, 2), (keys,)), "int32"
     else:
-        m, n = (whole("block_size", x, 1) for x in block_size)
+        try:
+            m, n = block_size
+        except (TypeError, ValueError):
+            raise InvalidValue("block_size: must be a pair (m, n)") from None
+        m, n = whole("block_size", m, 1), whole("block_size", n, 1)
         call.fields.update(block_m=m, block_n=n)
         arrays_of, kind = {"block_mask": block_mask}, "uint8"
         last = ((-(-rows // m),), (-(-keys // n),))
@@ -151,7 +157,7 @@ def forward(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, alib
 
     `causal`: key j is visible to query i if j <= i + Nk - Nq. `window`: (left, right) visible keys
     on each side of the diagonal, -1 for no limit. `scale`: default 1/sqrt(d). `alibi`: a slope per
-    query head, float32 [Hq]. `dropout`: the fraction of probabilities that become 0, rounded to
+    query head, float32 [Hq]; slope |i + Nk - Nq - j| is subtracted from the score of (i, j). `dropout`: the fraction of probabilities that become 0, rounded to
     1/256; `seed` determines which (Philox), the same in backward. With cu_seqlens_q and
     cu_seqlens_k, int32 [B + 1], sequences are packed: q [tokens, Hq, d], k and v [tokens, Hkv, d],
     lse [Hq, tokens]; on a GPU max_seqlen_q and max_seqlen_k are needed, since lengths are not
@@ -163,7 +169,8 @@ def forward(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, alib
     `block_size` = (m, n) queries and keys is visible. `hidden` = (begin, end), int32
     [B, Hq, 1 or 2, Nk] each: queries begin to end - 1 do not attend to a key (FlashMask).
     `sliding_tiles` = (canvas, tile, windows) in tokens (time, height, width), windows [3] or
-    [Hq, 3]: the canvas is stored tile by tile, text follows it (Sliding Tile Attention).
+    [Hq, 3]: the canvas is stored tile by tile, text follows it (Sliding Tile Attention). Blocks
+    and tiles must have multiples of 128 tokens.
     """
     return run_forward("forward", None, q, k, v, causal, window, scale, softcap, alibi, dropout,
                        seed, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout, step,
@@ -246,7 +253,7 @@ def decode(q, k, v, lengths, *, causal=False, window=None, scale=None, softcap=0
     """Attention of a few queries per sequence to a KV cache: o, or (o, lse).
 
     k and v [B, Hkv, Nk, d] have room for Nk keys, of which `lengths`, int32 [B], are valid.
-    `dtype`: "int8", "int4" or "e4m3" for a step that quantises the cache. Steps that schedule on
+    `dtype`: "int8", "int4" or "e4m3" for a step that quantises a cache of bf16. Steps that schedule on
     the host need `host_lengths` if `lengths` is on a GPU.
     """
     key, inputs = None, (q, k, v, lengths)
@@ -260,9 +267,10 @@ def decode(q, k, v, lengths, *, causal=False, window=None, scale=None, softcap=0
     qv, kv, vv = _attention(call, q, k, v, None, None, None, None)
     masks(call, causal, window, scale, softcap)
     _slopes(call, alibi)
-    element = call.element_type(qv, kv, vv)
     if dtype not in (None, "int8", "int4", "e4m3"):
         raise InvalidValue(f"dtype {dtype}: must be int8, int4 or e4m3, or be left out")
+    accepted = ("bf16", "fp16", "fp32") if dtype is None else ("bf16",)
+    element = call.element_type(qv, kv, vv, accepted=accepted)
     call.fields["dtype"] = DTYPES[dtype or element]
     _lengths(call, lengths, host_lengths)
     o = call.output("o", qv, qv.shape, element)
@@ -337,6 +345,7 @@ def _paged(operation, q, k_pages, v_pages, page_table, lengths, causal, window, 
     known = _lengths(call, lengths, host_lengths)
     if kv.device == "cpu":
         _check_table(call, page_table, known)
+        call.lists["host_page_table"] = np.ascontiguousarray(arrays.to_numpy(page_table), np.int32)
     latent = v_pages is None
     shape = (*qv.shape[:-1], 512) if latent else qv.shape
     o = call.output("o", qv, shape, qv.dtype, packed=packed)
@@ -397,6 +406,8 @@ def paged_append(k_new, v_new, k_pages, v_pages, page_table, lengths, *, host_le
     call.fields.update(heads=kv.shape[2], seqlen_q=count)
     call.fields["dtype"] = DTYPES[call.element_type(kv, *new)]
     known = _lengths(call, lengths, host_lengths)
+    if known is not None and (known < count).any():
+        raise InvalidValue(f"lengths: {known.min()}: must count the {count} new tokens")
     if kv.device == "cpu":
         _check_table(call, page_table, known)
     call.run(kv)

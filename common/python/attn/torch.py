@@ -148,6 +148,12 @@ def _is_eager(q, k, v):
                  torch._C._len_torch_dispatch_stack()))
 
 
+def _refuse_second_derivatives():
+    """Where a gradient is itself to be differentiated, it would silently be a constant."""
+    if torch.is_grad_enabled() and not (_is_compiling() or _has_transforms()):
+        raise lib.Unsupported("create_graph: there are no second derivatives")
+
+
 class _Attention(torch.autograd.Function):
     """An operator of its own would cost a call more; the gradient is found here instead."""
 
@@ -162,8 +168,8 @@ class _Attention(torch.autograd.Function):
         return o, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dout, _):
+        _refuse_second_derivatives()
         if dout is None:
             return (None,) * 8
         q, k, v, o, lse, alibi, cu_q, cu_k = ctx.saved_tensors
@@ -206,8 +212,8 @@ class _Reference(torch.autograd.Function):
         return torch.from_numpy(judge.reference(q, k, v, **masks)).to(q)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dout):
+        _refuse_second_derivatives()
         q, k, v = ctx.saved_tensors
         found = judge.reference(q, k, v, dout, **ctx.masks)
         return (*(torch.from_numpy(x).to(q) for x in found), None)

@@ -153,7 +153,7 @@ class Numpy(unittest.TestCase):
                 ({"sliding_tiles": sides}, r"sliding_tiles: must be \(canvas, tile, windows\)"),
                 ({"sliding_tiles": (*sides, [2, 8])}, r"tile_windows: int64 \[2\]: must be"),
                 ({"sliding_tiles": (*sides, [2, 8, 32])}, "tile_windows: a window of 2x8x32"),
-                ({"sliding_tiles": ((2, 8), *sides)}, r"canvas: \[2, 8\]: must be \(time"),
+                ({"sliding_tiles": ((2, 8), *sides)}, r"canvas: \(2, 8\): must be \(time"),
                 ({"block_mask": blocks, "block_size": (0, 128)}, "block_size: 0: must be from 1"),
                 ({"hidden": begin}, r"hidden: must be a pair \(begin, end\)"),
                 ({"hidden": (begin, np.concatenate([begin, begin], 2))},
@@ -175,7 +175,7 @@ class Numpy(unittest.TestCase):
         for seed in (1, 2 ** 63 + 5):
             options = {"dropout": 0.5, "seed": seed}
             self.close(attn.forward(q, k, v, **options), attn.reference(q, k, v, **options), 4e-2)
-        self.refused("--dropout 1: must be from 0 to 255/256", attn.forward, q, k, v, dropout=1.0)
+        self.refused("dropout 1: must be from 0 to 255/256", attn.forward, q, k, v, dropout=1.0)
 
     def test_describe(self):
         found = attn.describe("04_flash_v2/b8_deterministic")
@@ -395,6 +395,28 @@ class Numpy(unittest.TestCase):
                          [20], cu_seqlens_q=np.array(begins, np.int32))
         self.refused("lengths: must be [1] integers", attn.reference, q, q, q, lengths=[5, 5])
         self.refused("lengths: must be [1] integers", attn.reference, q, q, q, lengths=[3.7])
+        half = q[:, :, :1].astype(np.float16)
+        self.refused("q: type fp16: must be bf16", attn.decode, half, half, half, [1], dtype="int8")
+        self.refused("dtype fp8: must be int8", attn.decode, half, half, half, [1], dtype="fp8")
+        self.refused("v13_tuned: dtype fp32: this step takes", attn.forward, q, q, q,
+                     step="04_flash_v2/v13_tuned", error=attn.Unsupported)
+        blocks = np.ones((1, 1, 1, 1), int)
+        self.refused("block_size: must be a pair", attn.forward, b, b, b, block_mask=blocks,
+                     block_size=128)
+        self.refused("block_size: must be a pair", attn.forward, b, b, b, block_mask=blocks,
+                     block_size=(1, 2, 3))
+        self.refused("canvas: 8: must be (time", attn.forward, b, b, b, sliding_tiles=(8, 8, 8))
+        pool = attn.bf16(normal(0, 4, 16, 2, 64))
+        self.refused("lengths: 1: must count the 3 new tokens", attn.paged_append,
+                     *[attn.bf16(normal(n, 1, 3, 2, 64)) for n in (1, 2)], pool, pool,
+                     np.array([[0, 1]], np.int32), [1])
+        self.refused("operation fwd: must be one of backward, decode", attn.steps, "fwd")
+        self.refused("foo: no keyword of a problem", attn.check, naive, problems=[{"foo": 1}])
+        self.refused("inputs random: must be a list", attn.check, naive, inputs="random")
+        self.refused("step 04_flash_v2/b7_tuned: no step of forward", attn.which, "forward",
+                     step="04_flash_v2/b7_tuned")
+        self.assertEqual(list(attn.which("forward", step="04_flash_v2/v13_tuned")),
+                         ["04_flash_v2/v13_tuned"])
         self.refused("host_lengths: differ from lengths", attn.decode, b[:, :, :1], b, b, [16],
                      host_lengths=[3])
         latent = attn.bf16(normal(0, 4, 16, 1, 576))
