@@ -157,12 +157,12 @@ def forward(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, alib
 
     `causal`: key j is visible to query i if j <= i + Nk - Nq. `window`: (left, right) visible keys
     on each side of the diagonal, -1 for no limit. `scale`: default 1/sqrt(d). `alibi`: a slope per
-    query head, float32 [Hq]; slope |i + Nk - Nq - j| is subtracted from the score of (i, j). `dropout`: the fraction of probabilities that become 0, rounded to
-    1/256; `seed` determines which (Philox), the same in backward. With cu_seqlens_q and
-    cu_seqlens_k, int32 [B + 1], sequences are packed: q [tokens, Hq, d], k and v [tokens, Hkv, d],
-    lse [Hq, tokens]; on a GPU max_seqlen_q and max_seqlen_k are needed, since lengths are not
-    copied to the host. Fully masked rows: o = 0, lse = -inf. `stream`: default PyTorch's current
-    stream, else the default stream.
+    query head, float32 [Hq]; slope |i + Nk - Nq - j| is subtracted from the score of (i, j).
+    `dropout`: the fraction of probabilities that become 0, rounded to 1/256; `seed` determines
+    which (Philox), the same in backward. With cu_seqlens_q and cu_seqlens_k, int32 [B + 1],
+    sequences are packed: q [tokens, Hq, d], k and v [tokens, Hkv, d], lse [Hq, tokens]; on a GPU
+    max_seqlen_q and max_seqlen_k are needed, since lengths are not copied to the host. Fully masked
+    rows: o = 0, lse = -inf. `stream`: default PyTorch's current stream, else the default stream.
 
     Sparse masks are arrays on the host; the kernel skips blocks without a visible key. B or Hq may
     be 1: one mask for all. `block_mask` [B, Hq, ceil(Nq / m), ceil(Nk / n)]: 1 where a block of
@@ -253,8 +253,8 @@ def decode(q, k, v, lengths, *, causal=False, window=None, scale=None, softcap=0
     """Attention of a few queries per sequence to a KV cache: o, or (o, lse).
 
     k and v [B, Hkv, Nk, d] have room for Nk keys, of which `lengths`, int32 [B], are valid.
-    `dtype`: "int8", "int4" or "e4m3" for a step that quantises a cache of bf16. Steps that schedule on
-    the host need `host_lengths` if `lengths` is on a GPU.
+    `dtype`: "int8", "int4" or "e4m3" for a step that quantises a cache of bf16. Steps that schedule
+    on the host need `host_lengths` if `lengths` is on a GPU.
     """
     key, inputs = None, (q, k, v, lengths)
     if alibi is host_lengths is stream is None and _on_gpu(lengths):
