@@ -11,8 +11,8 @@
 namespace attn::rank_model {
 
 // What a prediction assumes of a machine. Rates of kernels and of the copy engine were measured on
-// H200s; latencies and NCCL's rates were fitted to the times of two and of four. launch_s, and what
-// concerns InfiniBand, is assumed.
+// H200s; latencies and NCCL's rates were fitted to the times of two and of four, next_message_s to
+// those of four H100s. launch_s, and what concerns InfiniBand, is assumed.
 struct Machine {
   std::string name = "NVLink, copy engine";
   double forward_flops = 650e12;   // chapter 06's forward pass, bf16, d=128, long sequences

@@ -14,6 +14,7 @@ _MOST_PLANS = 256
 _plans = collections.OrderedDict()
 _plans_lock = threading.Lock()
 _repeated = collections.OrderedDict()  # key -> Repeated
+_IMMUTABLE = frozenset((bool, int, float, str, type(None)))
 
 
 class Plan:
@@ -336,22 +337,24 @@ class Repeated:
         torch = arrays._torch()
         if torch is None:
             return None, None
+        for option in options:  # what may be changed in place cannot be in a key
+            if type(option) not in _IMMUTABLE and not (
+                    type(option) is tuple and all(type(x) in _IMMUTABLE for x in option)):
+                return None, None
         grad, key = torch.is_grad_enabled(), options
         for x in tensors:
             if (not isinstance(x, torch.Tensor) or x.layout is not torch.strided or
                     x.data_ptr() % 16 or x.is_neg() or grad and x.requires_grad):
                 return None, None
             key += x.shape, x.stride(), x.dtype, x.device
-        try:
-            return key, _repeated.get(key)
-        except TypeError:  # an option without a hash
-            return None, None
+        return key, _repeated.get(key)
 
     def keep(self, key):
-        """Keeps this call for `key`; the oldest is forgotten."""
+        """Keeps this call for `key`; the oldest is forgotten whose workspaces no graph holds."""
         _repeated[key] = self
-        while len(_repeated) > _MOST_PLANS:
-            _repeated.popitem(last=False)
+        idle = [k for k, call in _repeated.items() if not call._plan.of_graphs]
+        for old in idle[:max(0, len(_repeated) - _MOST_PLANS)]:
+            del _repeated[old]
 
     def run(self, inputs, wants_all=True):
         """Launches, and returns the outputs: new tensors, the last one only if `wants_all`."""
@@ -365,10 +368,11 @@ class Repeated:
         like = arrays._torch().empty_like
         results = [empty() if n is None else like(inputs[n])
                    for n, empty in zip(self._like[:-1], self._empty)]
-        last = None if wants_all else self._unread.get(stream)
+        keeps = not (wants_all or self._device is not None and _capturing())  # a graph has its own
+        last = self._unread.get(stream) if keeps else None
         if last is None:
             last = self._empty[-1]()
-            if not wants_all and (self._device is None or not _capturing()):
+            if keeps:
                 self._unread[stream] = last
         words = type(self._words).from_buffer_copy(self._words)
         for place, x in zip(self._places, (*inputs, *results, last)):

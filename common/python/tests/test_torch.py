@@ -329,11 +329,37 @@ class Torch(unittest.TestCase):
                     self.assertLess(error(o, want), 2e-2)
                     self.assertEqual(lse.shape, (2, 4, 1))
                     self.assertTrue(torch.equal(attn.decode(q, k, v, used, causal=causal), o))
+                for options in ({"window": (5, 0)}, {"scale": 0.3}, {"softcap": 3.0},
+                                {"scale": torch.tensor(0.2)}, {"scale": torch.tensor(0.4)}):
+                    want = attn.reference(q, k, v, lengths=used.cpu(), **options)
+                    for _ in range(2):
+                        self.assertLess(error(attn.decode(q, k, v, used, **options), want), 2e-2)
                 pools = [x.view(2, 2, 3, 32, 64).permute(0, 2, 3, 1, 4).flip(1).reshape(
                     6, 32, 2, 64).contiguous() for x in (k, v)]
                 paged = attn.paged_decode(q, *pools, pages, used)
                 self.assertLess(error(paged, attn.reference(q, k, v, lengths=used.cpu())), 2e-2)
-        self.assertEqual(len(calls._repeated), kept + 3)
+        self.assertEqual(len(calls._repeated), kept + 6)
+
+    def test_an_option_that_is_changed_in_place(self):
+        q, k, v = (normal(n, 1, 2, 40, 64, device=self.device) for n in range(3))
+        scale = torch.tensor(0.1)
+        for value in (0.1, 1.0):
+            scale.fill_(value)
+            self.assertLess(error(attn.forward(q, k, v, scale=scale),
+                                  attn.reference(q, k, v, scale=value)), 3e-2)
+
+    def test_calls_of_graphs_are_not_forgotten(self):
+        from attn import calls
+        x = normal(0, 1, 2, 40, 64, device=self.device)
+        with mock.patch.object(calls, "_MOST_PLANS", 2), \
+                mock.patch.object(calls, "_repeated", type(calls._repeated)()):
+            attn.forward(x, x, x, scale=0.5)
+            (key, kept), = calls._repeated.items()
+            with mock.patch.object(kept._plan, "of_graphs", ["a workspace"]):
+                for n in range(4):
+                    attn.forward(x, x, x, scale=0.6 + n)
+                self.assertIs(calls._repeated.get(key), kept)
+                self.assertEqual(len(calls._repeated), 2)
 
     @unittest.skipUnless(COMPILES, "needs PyTorch 2.4: opcheck and torch.compile")
     def test_compile(self):
