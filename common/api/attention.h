@@ -109,8 +109,8 @@ typedef struct attn_problem {
      Column intervals [mask_batch, mask_heads, mask_intervals, seqlen_k] (FlashMask): queries from
      hidden_begin to hidden_end - 1 do not attend to the key. mask_intervals is 1 or 2.
      Sliding tile windows [mask_heads, 3] (Sliding Tile Attention) over a canvas of tokens (time,
-     height, width) that are stored tile by tile; the tokens after it are text, which all attend to.
-     canvas, tile and tile_windows are in tokens. */
+     height, width) that are stored tile by tile; the tokens after it are text, which attends to all
+     tokens and all attend to. canvas, tile and tile_windows are in tokens. */
   const uint8_t* block_mask;
   const int32_t *hidden_begin, *hidden_end;
   const int64_t* tile_windows;

@@ -27,7 +27,7 @@ if(ATTN_CUDA)
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
     set(ATTN_HAVE_CUDA 1)
-    # Programs and libraries become five times smaller; the code is the same.
+    # nvcc leaves GPU code uncompressed: an object of chapter 06 has 2.0 MB, compressed 0.27.
     add_compile_options($<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all>)
     # CMake before 3.25.2 does not know that nvcc supports C++20.
     if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)

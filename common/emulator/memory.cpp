@@ -6,7 +6,7 @@
 namespace attn::emulator {
 namespace {
 
-// In ascending order of their addresses. They do not overlap.
+// In ascending order of their addresses. Where two overlap, the one that begins last counts.
 std::vector<GlobalBuffer*>& buffers() {
   static thread_local std::vector<GlobalBuffer*> all;
   return all;

@@ -109,8 +109,8 @@ void print_who_takes(const Chapter& chapter, const Options& o,
   std::vector<std::string> texts;
   for (const auto& [name, steps] : all)
     texts.push_back(fmt::format("{} {}", name, fmt::join(steps, " ")));
-  fmt::print("steps that take it: {}\n", texts.empty() ? "none"
-                                                       : fmt::format("{}", fmt::join(texts, "; ")));
+  fmt::print("steps that take it: {}\n",
+             texts.empty() ? "none" : fmt::format("{}", fmt::join(texts, "; ")));
 }
 
 }  // namespace attn
