@@ -351,10 +351,11 @@ class Repeated:
 
     def keep(self, key):
         """Keeps this call for `key`; the oldest is forgotten whose workspaces no graph holds."""
-        _repeated[key] = self
-        idle = [k for k, call in _repeated.items() if not call._plan.of_graphs]
-        for old in idle[:max(0, len(_repeated) - _MOST_PLANS)]:
-            del _repeated[old]
+        with _plans_lock:
+            _repeated[key] = self
+            idle = [k for k, call in _repeated.items() if not call._plan.of_graphs]
+            for old in idle[:max(0, len(_repeated) - _MOST_PLANS)]:
+                del _repeated[old]
 
     def run(self, inputs, wants_all=True):
         """Launches, and returns the outputs: new tensors, the last one only if `wants_all`."""

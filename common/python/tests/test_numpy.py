@@ -177,6 +177,13 @@ class Numpy(unittest.TestCase):
             self.close(attn.forward(q, k, v, **options), attn.reference(q, k, v, **options), 4e-2)
         self.refused("dropout 1: must be from 0 to 255/256", attn.forward, q, k, v, dropout=1.0)
 
+    def test_a_shared_prefix_is_found_in_the_page_table(self):
+        q = attn.bf16(normal(0, 2, 4, 1, 64))
+        pools = [attn.bf16(normal(n, 8, 64, 2, 64)) for n in (1, 2)]
+        table = np.array([[0, 1], [0, 3]], np.int32)
+        o = attn.paged_decode(q, *pools, table, [100, 90], step="07_paged/v8_shared_prefix")
+        self.close(np.asarray(o), np.asarray(attn.paged_decode(q, *pools, table, [100, 90])), 2e-2)
+
     def test_describe(self):
         found = attn.describe("04_flash_v2/b8_deterministic")
         self.assertEqual((found["operation"], found["deterministic"]), ("backward", True))
