@@ -99,6 +99,11 @@ void Block::named_barrier(const char* what, Place place, std::size_t id, std::si
 // A GPU counts 32 for a warp, however many of its lanes arrive. PTX ISA, "barrier{.cta}": bar.sync
 // is for all threads of the warp, so that those which have exited are missed here.
 void Block::require_whole_warps(const char* what, Place place, const Named& barrier) const {
+  std::size_t warps = 0;  // that are there, with some lanes
+  for (std::size_t first = 0; first < threads_.size(); first += kWarpSize)
+    warps += std::any_of(&barrier.arrivals[first],
+                         &barrier.arrivals[0] + std::min(first + kWarpSize, threads_.size()),
+                         [](auto times) { return times > 0; });
   for (std::size_t first = 0; first < threads_.size(); first += kWarpSize) {
     const std::size_t end = std::min(first + kWarpSize, threads_.size());
     const auto times = [&](std::size_t t) { return barrier.arrivals[t]; };
@@ -110,7 +115,11 @@ void Block::require_whole_warps(const char* what, Place place, const Named& barr
         fail(what, place,
              "while of the warp of " + name(first) + " " + std::to_string(lanes) + " of " +
                  std::to_string(end - first) +
-                 " lanes have arrived: the barrier takes whole warps, and counts 32 for each");
+                 " lanes have arrived: the barrier takes whole warps, and counts 32 for each" +
+                 (warps * kWarpSize > barrier.count
+                      ? "; or it is that of " + std::to_string(warps) + " warps, and expects " +
+                            std::to_string(barrier.count / kWarpSize)
+                      : std::string()));
   }
 }
 

@@ -40,8 +40,11 @@ void Block::check_same_product(Place place, std::size_t operands) {
              all[n].place.text() + ": all four run the same ones in the same order");
   if (all[n].operands != operands)
     fail("wgmma", place,
-         "with other operands in shared memory than another warp of its warpgroup: all four have "
-         "the same descriptors");
+         (operands ^ all[n].operands) == 1
+             ? "that adds to D where another warp of its warpgroup overwrites it, or the reverse: "
+               "all four have the same scale-d"
+             : "with other operands in shared memory than another warp of its warpgroup: all four "
+               "have the same descriptors");
 }
 
 void Block::product_async(Place place, Registers d, bool accumulate, Registers a,
@@ -98,9 +101,9 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
       reads->proxy = Space::shared;
     }
     Timeline* const timed = timeline;
-    std::size_t seen = accumulate;
+    std::size_t seen = 0;
     operands([&](const void* first, std::size_t bytes) {
-      seen = 31 * seen + reinterpret_cast<std::uintptr_t>(first);
+      seen = 31 * (31 * seen + reinterpret_cast<std::uintptr_t>(first)) + bytes;
       if (reads) async_access(*reads, first, bytes);
       if (timed)
         timed->product_reads(
@@ -108,7 +111,7 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
             tile_name(members_, shared_byte(first).value_or(0) - variables_.size()),
             shared_byte(first), bytes);
     });
-    check_same_product(place, seen);
+    check_same_product(place, 2 * seen + accumulate);
   }
   ++mine.issued;
   const Internal internal(internal_);

@@ -114,6 +114,15 @@ TEST_CASE("a named barrier takes whole warps", "[emulator][bugs]") {
         half_a_warp, out);
 }
 
+__global__ void one_number(bool bug, float* out) {
+  named_barrier_sync(bug ? 1 : 1 + threadIdx.x / 64, 64);
+  out[threadIdx.x] = 1;
+}
+TEST_CASE("two pairs of warps at one named barrier", "[emulator][bugs]") {
+  float out[128];
+  twins(true, "warps, and expects 2", 128, one_number, out);
+}
+
 __global__ void wait_for_bytes(int bytes, const TensorMap map, float* out) {
   auto& smem = dynamic_shared<Storage>();
   if (threadIdx.x == 0) {
@@ -329,7 +338,7 @@ TEST_CASE("what a TMA store has written is there after bulk_wait_group alone",
 
 // ---- wgmma, registers ---------------------------------------------------------------------------
 
-enum Multiplied { kRight, kWrittenAfterFence, kOtherOrder, kOtherOperands, kNeverAwaited };
+enum Multiplied { kRight, kWrittenAfterFence, kOtherOrder, kOtherOperands, kOtherScale, kNeverAwaited };
 __global__ void multiply(Multiplied how, float* out) {
   auto& smem = dynamic_shared<Storage>();
   for (unsigned i = threadIdx.x; i < 64 * 64; i += 128) smem.b[i] = __float2half_rn(1);
@@ -345,7 +354,7 @@ __global__ void multiply(Multiplied how, float* out) {
     wgmma<__half, false>(e, a, b, false);
     wgmma<__half, false>(d, a, b, true);
   } else {
-    wgmma<__half, false>(d, a, b, true);
+    wgmma<__half, false>(d, a, b, how != kOtherScale || threadIdx.x < 96);
     wgmma<__half, false>(e, a, b, false);
   }
   wgmma_commit();
@@ -364,6 +373,7 @@ TEST_CASE("wgmma: registers after the fence, one order of all warps, a wait", "[
     expect(races, "another warp of its warpgroup runs the one at", run(kOtherOrder));
     expect(races, "with other operands in shared memory than another warp of its warpgroup",
            run(kOtherOperands));
+    expect(races, "all four have the same scale-d", run(kOtherScale));
     expect(races, "ends with wgmma without wgmma_wait", run(kNeverAwaited));
   }
   expect(true, "after wgmma_fence: the fence is for what was written before it",
