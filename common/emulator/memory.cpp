@@ -1,7 +1,7 @@
 #include "emulator/memory.h"
 
 #include <algorithm>
-#include <mutex>
+#include <utility>
 
 namespace attn::emulator {
 namespace {
@@ -12,10 +12,10 @@ std::vector<GlobalBuffer*>& buffers() {
   return all;
 }
 
-// What the last look-ups have found: a loop comes by the same buffer again, and by the same memory
-// that is no buffer's, such as a kernel's arguments.
+// What the last look-ups have found: a loop comes by the same two buffers again, and by the same
+// memory that is no buffer's, such as a kernel's arguments.
 struct Found {
-  GlobalBuffer* buffer = nullptr;
+  GlobalBuffer *buffer = nullptr, *before = nullptr;
   const std::byte *first = nullptr, *end = nullptr;  // no buffer here, nor a guard of one
 };
 thread_local constinit Found found;
@@ -55,11 +55,18 @@ GlobalBuffer* GlobalBuffer::find(const void* at) {
     return static_cast<std::size_t>(byte - b->data_) < b->bytes_;
   };
   if (found.buffer && holds(found.buffer)) return found.buffer;
+  if (found.before && holds(found.before)) {
+    std::swap(found.buffer, found.before);
+    return found.buffer;
+  }
   if (byte >= found.first && byte < found.end) return nullptr;
   auto& all = buffers();
   const auto next = std::ranges::upper_bound(all, byte, {}, &GlobalBuffer::data_);
   const GlobalBuffer* const before = next == all.begin() ? nullptr : next[-1];
-  if (before && holds(before)) return found.buffer = next[-1];
+  if (before && holds(before)) {
+    found.before = std::exchange(found.buffer, next[-1]);
+    return found.buffer;
+  }
   // From the end of the buffer before it to the beginning of the next one.
   const std::byte* const first = before ? before->data_ + before->bytes_ + before->guard_ : nullptr;
   const std::byte* const end =

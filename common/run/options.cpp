@@ -224,7 +224,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
         {{"full", CheckChoice::full}, {"sample", CheckChoice::sample}, {"off", CheckChoice::off}});
   });
   app.add_flag("--races", o.races,
-               "find data races and missing fences, too (emulator only; 2 to 5 times as slow)");
+               "find data races and missing fences, too (emulator only; 2 to 6 times as slow)");
   app.add_flag("--time", o.time, "measure times and roofs (GPU only)");
   app.add_flag("--turns", o.turns,
                "for peers.py: read names of steps from standard input, time each, unchecked, and "
