@@ -162,13 +162,14 @@ class Call:
         return (b, x, y, d) if self.layout == "bhnd" else (b, y, x, d)
 
     def set_tensor(self, name, found, packed=False, pool=False):
+        title = f"{name}_pages" if pool else name
         columns = found.strides[-1] if found.shape[-1] > 1 else 1
         if columns != 1:
-            raise lib.InvalidValue(f"{name}: stride {columns} in the last dimension: must be 1; "
+            raise lib.InvalidValue(f"{title}: stride {columns} in the last dimension: must be 1; "
                                    "make it contiguous")
         if pool:
             if found.strides != dlpack.contiguous(found.shape):
-                raise lib.InvalidValue(f"{name}: strides {list(found.strides)}: pages must be "
+                raise lib.InvalidValue(f"{title}: strides {list(found.strides)}: pages must be "
                                        "contiguous")
             getattr(self.tensors, name).data = found.pointer
             return

@@ -430,6 +430,9 @@ class Numpy(unittest.TestCase):
         self.refused("v_pages: must be None for k_pages [4, 16, 1, 576]", attn.paged_decode,
                      attn.bf16(normal(0, 1, 1, 1, 576)), latent, latent,
                      np.array([[0, 1]], np.int32), [20])
+        apart = np.concatenate([pool, pool], axis=1)[:, ::2]
+        self.refused("k_pages: strides", attn.paged_decode, b[:, :, :1], apart, apart,
+                     np.array([[0, 1]], np.int32), [20])
         self.refused("v_pages: must be given", attn.paged_decode, b[:, :, :1],
                      attn.bf16(normal(0, 4, 16, 2, 64)), None, np.array([[0, 1]], np.int32), [20])
         self.refused("cu_seqlens_q: must ascend", attn.forward, b[0], b[0], b[0],
