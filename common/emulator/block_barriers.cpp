@@ -117,8 +117,8 @@ void Block::require_whole_warps(const char* what, Place place, const Named& barr
                  std::to_string(end - first) +
                  " lanes have arrived: the barrier takes whole warps, and counts 32 for each" +
                  (warps * kWarpSize > barrier.count
-                      ? "; or it is that of " + std::to_string(warps) + " warps, and expects " +
-                            std::to_string(barrier.count / kWarpSize)
+                      ? "; or more than " + std::to_string(barrier.count / kWarpSize) +
+                            " warps use this number"
                       : std::string()));
   }
 }

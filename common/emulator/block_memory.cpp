@@ -53,8 +53,16 @@ void Block::access_shared(Kind kind, const char* what, const Where& where, const
   // Stores by ordinary code and stmatrix use the generic proxy.
   if (kind == Kind::write && (!what || std::string_view(what).starts_with("stmatrix")))
     fences_ |= 1;
-  if (!races_ || failure_) return;
+  if (failure_) return;
   try {
+    if (kind == Kind::write && !what && !mbarriers_.empty()) {
+      const auto* const from = static_cast<const std::byte*>(at);
+      const auto next = mbarriers_.lower_bound(from - (sizeof(std::uint64_t) - 1));
+      if (next != mbarriers_.end() && next->first < static_cast<const void*>(from + bytes))
+        return fail_later(running_name() + " writes at " + where.text() + " over " +
+                          barrier_text(next->first) + ": only instructions of mbarriers may");
+    }
+    if (!races_) return;
     const std::size_t size = std::min(bytes, variables_.size() + shared_bytes_ - byte);
     if (kind == Kind::read && races_->put_off(number(running_), what, where, shadow_, byte, size))
       return;

@@ -24,10 +24,13 @@ void note_held(AsyncWork& work) {
     work.held_end = std::max(work.held_end, h.at + h.bytes);
   }
 }
+// Bits of Product::operands.
+constexpr std::size_t kScaleD = 1, kDescriptors = 2;
 }  // namespace
 
-// wgmma is one instruction of four warps: all of them run the same ones in the same order, with the
-// same descriptors.
+// wgmma is one instruction of four warps: all of their lanes run the same ones in the same order,
+// with the same scale-d, and the warps with the same descriptors. `operands`: scale-d, and of lane
+// 0 also kDescriptors and a number for the descriptors.
 void Block::check_same_product(Place place, std::size_t operands) {
   std::vector<Product>& all = products_[running_ / kWarpgroupSize];
   const std::size_t n = threads_[running_].work.issued;
@@ -38,13 +41,16 @@ void Block::check_same_product(Place place, std::size_t operands) {
              ", where another warp of its warpgroup runs "
              "the one at " +
              all[n].place.text() + ": all four run the same ones in the same order");
+  if ((operands ^ all[n].operands) & kScaleD)
+    fail("wgmma", place,
+         "that adds to D where another lane of its warpgroup overwrites it, or the reverse: all "
+         "have the same scale-d");
+  if (!(operands & kDescriptors)) return;
+  if (!(all[n].operands & kDescriptors)) all[n].operands = operands;
   if (all[n].operands != operands)
     fail("wgmma", place,
-         (operands ^ all[n].operands) == 1
-             ? "that adds to D where another warp of its warpgroup overwrites it, or the reverse: "
-               "all four have the same scale-d"
-             : "with other operands in shared memory than another warp of its warpgroup: all four "
-               "have the same descriptors");
+         "with other operands in shared memory than another warp of its warpgroup: all four have "
+         "the same descriptors");
 }
 
 void Block::product_async(Place place, Registers d, bool accumulate, Registers a,
@@ -111,7 +117,9 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
             tile_name(members_, shared_byte(first).value_or(0) - variables_.size()),
             shared_byte(first), bytes);
     });
-    check_same_product(place, 2 * seen + accumulate);
+    check_same_product(place, 4 * seen + kDescriptors + accumulate * kScaleD);
+  } else {
+    check_same_product(place, accumulate * kScaleD);
   }
   ++mine.issued;
   const Internal internal(internal_);

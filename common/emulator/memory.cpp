@@ -6,7 +6,8 @@
 namespace attn::emulator {
 namespace {
 
-// In ascending order of their addresses. Where two overlap, the one that begins last counts.
+// In ascending order of their addresses. Where two overlap, either may be found: a race between
+// two threads is missed if each has found another one.
 std::vector<GlobalBuffer*>& buffers() {
   static thread_local std::vector<GlobalBuffer*> all;
   return all;

@@ -272,11 +272,11 @@ bool Races::put_off(std::size_t t, const char* what, const Where& where, Shadow&
                     std::size_t first, std::size_t bytes) {
   constexpr std::size_t kMaxBytes = 255, kMaxFirst = (1 << 24) - 1;
   if (!shadow.puts_off || bytes > kMaxBytes || first > kMaxFirst) return false;
+  // Most of global memory is never written: its reads wait longer. Before the page is marked.
+  if (shadow.reads.size() >= (shadow.global ? 16 : 1) * Shadow::kMaxReads) note_put_off(shadow);
   if (!shadow.may_put_off(first, bytes,
                           [&](std::uint32_t number) { return knows_writer(t, shadow, number); }))
     return false;
-  // Most of global memory is never written: its reads wait longer.
-  if (shadow.reads.size() >= (shadow.global ? 16 : 1) * Shadow::kMaxReads) note_put_off(shadow);
   std::uint64_t key = where.at * 0x9e3779b97f4a7c15ull;
   key ^= reinterpret_cast<std::uintptr_t>(where.file) * 0xbf58476d1ce4e5b9ull;
   key += reinterpret_cast<std::uintptr_t>(what);
