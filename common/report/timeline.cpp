@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <stdexcept>
 #include <string_view>
 
 #include "attn/error.h"
@@ -269,12 +271,15 @@ class Chain {
 double percent(double share) { return 100 * share; }
 
 std::string title(const TimelineSummary& s) {
-  return fmt::format("{} {}: {}\n{} blocks, {:.1f} us{}\n", s.chapter, s.step, s.problem, s.blocks,
-                     s.us,
+  return fmt::format("{} {}: {}\n{} blocks, {:.1f} us{}\n", s.chapter, s.step, s.problem,
+                     s.all_blocks, s.all_us,
                      s.gpu.empty() ? " of a model, not a measurement" : ", measured on " + s.gpu) +
+         (s.failed.empty() ? "" : "The launch failed: " + s.failed + "\n") +
          (s.warning.empty() ? "" : s.warning + ".\n") +
          (s.lost.empty() ? "" : s.lost + "\n") +
-         (s.left_out.empty() ? "" : "left out of the file: " + s.left_out + "\n");
+         (s.left_out.empty() ? ""
+                             : "left out of the file: " + s.left_out +
+                                   "; times and shares below are of the rest\n");
 }
 
 std::string origin(const TimelineSummary& a, const TimelineSummary& b) {
@@ -289,7 +294,8 @@ std::string origin(const TimelineSummary& a, const TimelineSummary& b) {
 }
 
 std::string short_title(const char* which, const TimelineSummary& s) {
-  return fmt::format("{}  {} {}, {:.1f} us  ({})\n", which, s.chapter, s.step, s.us, s.file);
+  return fmt::format("{}  {} {}, {:.1f} us{}  ({})\n", which, s.chapter, s.step, s.all_us,
+                     s.failed.empty() ? "" : ", failed", s.file);
 }
 
 // A row for every name of either map.
@@ -340,7 +346,8 @@ std::string unit_name(std::size_t track) {
 
 TimelineSummary read_timeline(const std::string& path, TimelineEvents* events) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw InputError(fmt::format("{}: cannot be read", path));
+  if (!file || std::filesystem::is_directory(path))
+    throw InputError(fmt::format("{}: cannot be read", path));
   const char* const accepted = "what a chapter program writes with --timeline";
   const nlohmann::json json = nlohmann::json::parse(data_of(file), nullptr, false);
   if (json.is_discarded() || !json.is_object() || !json.contains("traceEvents") ||
@@ -351,7 +358,7 @@ TimelineSummary read_timeline(const std::string& path, TimelineEvents* events) {
   s.file = path, s.chapter = about.text("chapter"), s.step = about.text("step");
   s.problem = about.text("problem");
   for (const auto& [name, to] : {std::pair("left_out", &s.left_out), {"warning", &s.warning},
-                                 {"lost", &s.lost}})
+                                 {"lost", &s.lost}, {"failed", &s.failed}})
     if (json["otherData"].contains(name)) *to = about.text(name);
   // "measured on NVIDIA H200 (docs/timelines.md)"
   const std::string what = about.text("what"), measured = "measured on ";
@@ -361,6 +368,9 @@ TimelineSummary read_timeline(const std::string& path, TimelineEvents* events) {
     TimelineEvents e = read_events(json["traceEvents"], path);
     s.blocks = e.begins.size();
     s.us = e.end;
+    const nlohmann::json& other = json["otherData"];
+    s.all_blocks = other.value("blocks", s.blocks);
+    s.all_us = other.value(s.gpu.empty() ? "modelled_us" : "measured_us", s.us);
     add_units(e, s);
     add_waits(e, s);
     add_marks(e, s);
@@ -371,6 +381,9 @@ TimelineSummary read_timeline(const std::string& path, TimelineEvents* events) {
     if (events) *events = std::move(e);
   } catch (const nlohmann::json::exception&) {
     throw InputError(fmt::format("{}: an event lacks a value: must be {}", path, accepted));
+  } catch (const std::out_of_range&) {
+    throw InputError(fmt::format("{}: an event is of a block without spans: must be {}", path,
+                                 accepted));
   }
   return s;
 }
@@ -388,7 +401,7 @@ std::string text(const TimelineSummary& s) {
   list("units: at the same time", s.together);
   list("waits, of the time of the warps that wait there", s.waits);
   if (!s.marks.empty()) {
-    out += "\nmarks: time per warp; share of it in which two warpgroups are there at once\n";
+    out += "\nmarks: time per warp; both warpgroups there, of the time that one or both are\n";
     for (const auto& [name, m] : s.marks)
       out += fmt::format("  {:<40} {:>7.2f} us{}\n", name, m.us,
                          m.at_once < 0 ? "" : fmt::format(" {:>5.1f} %", percent(m.at_once)));
@@ -409,7 +422,7 @@ std::string text(const TimelineSummary& a, const TimelineSummary& b) {
   if (a.problem != b.problem)
     out += "The problems differ:\n  A " + a.problem + "\n  B " + b.problem + "\n";
   if (!a.left_out.empty() || !b.left_out.empty())
-    out += "Parts are left out of a file: compare shares, not times.\n";
+    out += "Parts are left out of a file: times and shares are of the rest.\n";
   out += fmt::format("\nA block takes {:.2f} us in A, {:.2f} us in B: {:.2f} of the time.\n",
                      a.block_us, b.block_us, b.block_us / a.block_us);
   constexpr double kMoved = 0.02;

@@ -16,10 +16,11 @@ struct TimelineSummary {
   std::string gpu;      ///< on which it was measured; empty: a model
   std::string warning;  ///< on what recording costs; or empty
   std::string lost;     ///< what a GPU has not recorded; or empty
+  std::string failed;   ///< why the launch has failed; or empty
   /// Of the time of all SMs of a GPU: busy, waiting, idle.
   std::map<std::string, double> sms;
-  std::size_t blocks = 0;
-  double us = 0;        ///< from the start to the last event
+  std::size_t blocks = 0, all_blocks = 0;  ///< in the file; of the launch
+  double us = 0, all_us = 0;  ///< from the start to the last event; of the launch
   double block_us = 0;  ///< mean of the blocks
   /// Of the time of a block: tensor core, special functions, TMA, cp.async; two units at a time.
   std::map<std::string, double> busy, together;
@@ -28,7 +29,7 @@ struct TimelineSummary {
   static constexpr double kOneWarpgroup = -1;
   struct Mark {
     double us = 0;       ///< per warp that has it
-    double at_once = 0;  ///< share of its time in which two warpgroups are in it
+    double at_once = 0;  ///< two warpgroups are in it: of the time in which at least one is
   };
   std::map<std::string, Mark> marks;
   /// What the longest chain consists of, the longest part first: how often, and microseconds.

@@ -159,7 +159,8 @@ std::vector<Panel> read(const std::vector<std::string>& files, TimelinePicture& 
     Panel& p = panels[n];
     p.summary = read_timeline(files[n], &p.events);
     if (!picture.from.empty()) p.from = picture.from[picture.from.size() == 1 ? 0 : n];
-    if (!(p.from >= 0 && p.from < p.events.end))
+    if (!(p.from >= 0)) throw InputError(fmt::format("--from {}: must be from 0", p.from));
+    if (!(p.from < p.events.end))
       throw InputError(fmt::format("--from {}: {} ends at {:.1f} us", p.from, files[n],
                                    p.events.end));
     for (const std::size_t block : picture.blocks) {

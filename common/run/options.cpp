@@ -224,7 +224,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
         {{"full", CheckChoice::full}, {"sample", CheckChoice::sample}, {"off", CheckChoice::off}});
   });
   app.add_flag("--races", o.races,
-               "find data races and missing fences, too (emulator only; 2 to 6 times as slow)");
+               "find data races and missing fences, too (emulator only; 2 to 8 times as slow)");
   app.add_flag("--time", o.time, "measure times and roofs (GPU only)");
   app.add_flag("--turns", o.turns,
                "for peers.py: read names of steps from standard input, time each, unchecked, and "
@@ -311,7 +311,10 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
                                    ".json, for ui.perfetto.dev",
                                    o.timeline));
     if (is_timeline_page(o.timeline) && o.timeline_limit < 0.1)
-      throw InputError("--timeline-limit: at least 0.1 for a page");
+      throw InputError(fmt::format("--timeline-limit {}: must be at least 0.1 for a page",
+                                   o.timeline_limit));
+    if (o.timeline == o.json)
+      throw InputError(fmt::format("--timeline {}: not the file of --json", o.timeline));
   } else if (given.contains("--timeline-limit")) {
     throw InputError("--timeline-limit: needs --timeline FILE");
   }

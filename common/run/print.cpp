@@ -143,14 +143,16 @@ void print_step(const StepResult& s) {
   }
 }
 
-void print_variations(const RunResult& r) {
+void print_variations(const RunResult& r, bool by_clocks) {
   bool failed = false;
   for (const StepResult& s : r.steps) {
     failed |= s.outcome == StepResult::Outcome::fail;
     if (!s.variations.empty())
       fmt::print("{:<16} varied: {}\n", s.step, varied_text(s.variations, s.reason));
   }
-  if (failed && r.backend == Backend::emulated)
+  if (failed && by_clocks)
+    fmt::print("schedule: that of the model's clocks, which the same command repeats\n");
+  else if (failed && r.backend == Backend::emulated)
     fmt::print(
         "schedule: --schedule {} repeats this order of threads, another number gives another\n",
         r.schedule);

@@ -20,8 +20,8 @@ void print_roofs(const Roofs&, DType);
 /// A step's result: verdict, time, share of the binding roof, bytes; when timed, a line per phase.
 /// A failure also has lines for its shape.
 void print_step(const StepResult&);
-/// The results of the variations of failed steps, one line each, and the command that repeats the
-/// schedule.
-void print_variations(const RunResult&);
+/// The results of the variations of failed steps, one line each, and what repeats the schedule;
+/// `by_clocks`: that of a timeline.
+void print_variations(const RunResult&, bool by_clocks);
 
 }  // namespace attn

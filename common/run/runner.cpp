@@ -126,7 +126,7 @@ class Run {
     for (std::size_t n = 0; n < plan.size(); ++n)
       if (StepResult& s = result_.steps[n]; s.outcome == StepResult::Outcome::fail)
         s.variations = diagnose(*plan[n].step, problem(), result_.backend, result_.schedule);
-    print_variations(result_);
+    print_variations(result_, !options_.timeline.empty());
     // In the emulator a failure is worth looking at, up to the point where it ended the launch.
     const bool recorded = result_.backend == Backend::emulated || !(failed_ || device_failed_);
     if (timeline_ && recorded) timeline_->write(timeline_file);

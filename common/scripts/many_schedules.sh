@@ -6,8 +6,8 @@
 #
 # Schedules: 100 by default; tests run the first three. Jobs: processes side by side, by default one
 # per core. Three of four schedules look for races in global memory, too. The log is
-# docs/reports/schedules.txt. A step with a race, or a wrong result, is printed by its test and makes
-# the line say FAIL; the exit status is 1. It is 2 for an error on the command line.
+# docs/reports/schedules.txt. A step with a race, or a wrong result, is printed by its test and
+# makes the line say FAIL; the exit status is 1. It is 2 for an error on the command line.
 # Build the tests first: cmake --build --preset release (build/release, or $ATTN_BUILD).
 set -uo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)

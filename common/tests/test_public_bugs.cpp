@@ -101,12 +101,12 @@ TEST_CASE("an arrival too many leaves a barrier in the middle of a phase", "[emu
         64, arrive_twice, out);
 }
 
-// The 33rd float of `row` is the barrier.
 __global__ void write_over(bool bug, float* out) {
   auto& smem = dynamic_shared<Storage>();
   if (threadIdx.x == 0) mbarrier_init(&smem.full, 64), mbarrier_init_fence();
   __syncthreads();
-  if (threadIdx.x < 32) (bug ? reinterpret_cast<float*>(&smem.full) : smem.row)[threadIdx.x % 2] = 1;
+  auto* const to = bug ? reinterpret_cast<float*>(&smem.full) : smem.row;
+  if (threadIdx.x < 32) to[threadIdx.x % 2] = 1;
   __syncthreads();
   out[threadIdx.x] = 1;
 }
@@ -379,7 +379,9 @@ TEST_CASE("what a TMA store has written is there after bulk_wait_group alone",
 
 // ---- wgmma, registers ---------------------------------------------------------------------------
 
-enum Multiplied { kRight, kWrittenAfterFence, kOtherOrder, kOtherOperands, kOtherScale, kNeverAwaited };
+enum Multiplied {
+  kRight, kWrittenAfterFence, kOtherOrder, kOtherOperands, kOtherScale, kNeverAwaited
+};
 __global__ void multiply(Multiplied how, float* out) {
   auto& smem = dynamic_shared<Storage>();
   for (unsigned i = threadIdx.x; i < 64 * 64; i += 128) smem.b[i] = __float2half_rn(1);

@@ -52,6 +52,12 @@ limit() {
   grep -q 'left out, .*: [1-3] of 4 blocks$' "$work/stdout" || fail "no line on blocks"
   grep -q '"left_out":"[1-3] of 4 blocks"' "$work/blocks.json" || fail "the file does not say so"
   events "$work/blocks.json"
+  # Time and number of blocks are those of the launch, not of the rest.
+  "$report" timeline "$work/blocks.json" >"$work/text"
+  whole=$(sed -n 's/.* \(4 blocks, [0-9.]* us\) of.*/\1/p' "$work/stdout")
+  grep -q "^$whole" "$work/text" || fail "attn_report: $(sed -n 2p "$work/text")"
+  grep -q 'left out of the file: .*; times and shares below are of the rest' "$work/text" ||
+    fail "attn_report does not say that blocks are left out"
   record v6 "$work/window.json" --timeline-limit 0.04
   bytes=$(stat -c %s "$work/window.json")
   [[ $bytes -le 40000 ]] || fail "$bytes bytes, at most 40000"
@@ -85,10 +91,11 @@ refusals() {
   refused 'not together with --schedule: ' --timeline "$t" --step v6 --schedule 3
   refused '--timeline-limit: needs --timeline FILE' --step v6 --timeline-limit 1
   refused '--timeline-limit' --timeline "$t" --step v6 --timeline-limit none
-  refused '--timeline-limit: at least 0.1 for a page' --timeline "$work/t.html" --step v6 \
-    --timeline-limit 0.05
+  refused '--timeline-limit 0.05: must be at least 0.1 for a page' --timeline "$work/t.html" \
+    --step v6 --timeline-limit 0.05
   refused '--timeline .*: must end with .html, .* or .json' --timeline "$work/t.txt" --step v6
   refused '--timeline .*: must end with .html, .* or .json' --timeline "$work/json" --step v6
+  refused '--timeline .*: not the file of --json' --timeline "$t" --json "$t" --step v6
   mkdir "$work/folder.json"
   refused '--timeline .*: cannot be written' --timeline "$work/folder.json" --step v6
   refused '--timeline .*: cannot be written' --timeline "$work/nowhere/t.json" --step v6
@@ -149,6 +156,19 @@ compare() {
     <("$report" timeline "$work/v6.json") || fail "attn_report finds other data in a page"
   "$report" timeline "$work/v5.json" "$work/v5.json" >"$work/text"
   ! grep -q -e 'for more' -e 'for less' "$work/text" || fail "a file differs from itself"
+  sed '2s/"chapter"/"failed":"race: x",&/' "$work/v6.json" >"$work/failed.json"
+  "$report" timeline "$work/failed.json" | grep -q '^The launch failed: race: x$' ||
+    fail "a failed launch"
+  # No timelines: a folder, and an arrow from a block without spans.
+  local event='"tid":1,"id":1,"name":"n","cat":"wait"'
+  {
+    printf '{"otherData":{"what":"x","chapter":"c","step":"s","problem":"p"},"traceEvents":['
+    printf '{"ph":"X","pid":1,"ts":0,"dur":1,%s},{"ph":"s","pid":9,"ts":0.5,%s},' "$event" "$event"
+    printf '{"ph":"f","pid":1,"ts":1,%s}]}' "$event"
+  } >"$work/arrow.json"
+  bash "$here/expect.sh" "$report" 2 stderr 'cannot be read' -- timeline "$work"
+  bash "$here/expect.sh" "$report" 2 stderr 'of a block without spans' -- \
+    timeline "$work/arrow.json"
   # A file that says that it was measured. None of a GPU is here: this is the model's.
   sed -e '2s/"what":"[^"]*"/"what":"measured on NVIDIA X1 (docs)"/' \
     -e '2s/"what"/"warning":"Recording costs 9 %",&/' \
