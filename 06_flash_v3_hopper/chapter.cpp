@@ -137,6 +137,12 @@ Chapter make_chapter() {
   c.steps.push_back(backward_host::d256_step(
       "b9_cluster", "d=256: two blocks share the sum of dQ, and loads of Q and dO",
       ATTN_LAUNCH(b9_cluster), {64, 128}));
+  c.steps.push_back(backward_host::deterministic_step(
+      "b10_deterministic", "dQ in a fixed order by semaphores: bitwise equal",
+      ATTN_LAUNCH(b10_deterministic)));
+  c.steps.push_back(backward_host::deterministic_d256_step(
+      "b11_deterministic_cluster", "d=256: the two blocks of a cluster add to dQ in a fixed order",
+      ATTN_LAUNCH(b11_deterministic_cluster)));
   std::ranges::move(fp8_steps(), std::back_inserter(c.steps));
   return c;
 }

@@ -20,6 +20,8 @@ ATTN_DECLARE_STEP(b6_tuned);
 ATTN_DECLARE_STEP(b7_dependent_launches);
 ATTN_DECLARE_STEP(b8_split_columns);
 ATTN_DECLARE_STEP(b9_cluster);
+ATTN_DECLARE_STEP(b10_deterministic);
+ATTN_DECLARE_STEP(b11_deterministic_cluster);
 
 namespace attn::backward_host {
 
@@ -89,6 +91,33 @@ inline Step d256_step(std::string name, std::string idea, Launch launch, Backwar
     return Cost{dot_phase(p), gradient_phase(p, tiles), convert_phase(p)};
   };
   return d256;
+}
+
+// With a semaphore per query tile, and per block of a cluster. Accumulators are not cleared, and
+// the last addition converts dQ.
+inline Step with_turns(Step ordered, BackwardTiles (*tiles)(const Problem&), int64_t blocks) {
+  ordered.workspaces = [=, general = ordered.workspaces](const Problem& p) {
+    std::vector<Workspace> all = general(p);
+    all.push_back({"dq_semaphores", 4 * blocks * p.batch * p.heads * tiles(p).row_tiles(p)});
+    return all;
+  };
+  ordered.cost = [general = ordered.cost](const Problem& p) {
+    Cost cost{dot_phase(p, 0), general(p)[1]};
+    const Phase convert = convert_phase(p);
+    cost[1].hbm_write += convert.hbm_write;
+    cost[1].l2_bytes += convert.hbm_write;
+    return cost;
+  };
+  ordered.deterministic = true;
+  return ordered;
+}
+
+inline Step deterministic_step(std::string name, std::string idea, Launch launch) {
+  return with_turns(persistent_step(std::move(name), std::move(idea), launch), tiles_of, 1);
+}
+inline Step deterministic_d256_step(std::string name, std::string idea, Launch launch) {
+  return with_turns(d256_step(std::move(name), std::move(idea), launch, {64, 128}),
+                    [](const Problem&) { return BackwardTiles{64, 128}; }, 2);
 }
 
 inline void add_steps(Chapter& c) {

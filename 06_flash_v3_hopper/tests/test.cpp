@@ -33,7 +33,8 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
     return false;
   if (step.operation == &backward())
     return plain(p) &&
-           (p.head_dim == 256) == one_of_steps(step, {"b8_split_columns", "b9_cluster"});
+           (p.head_dim == 256) == one_of_steps(step, {"b8_split_columns", "b9_cluster",
+                                                        "b11_deterministic_cluster"});
   return plain(p) ||
          (one_of_steps(step, {"v13_features", "v14_tuned"}) && p.dropout == 0 && !p.alibi);
 }

@@ -274,8 +274,8 @@ problems_of() {
         done
       done
       for d in 64 128 256; do
-        steps=$(steps_like "$1" '^b[1-7]_')
-        [ $d != 256 ] || steps=$(steps_like "$1" '^b[89]_')
+        steps=$(steps_like "$1" '^b([1-7]|10)_')
+        [ $d != 256 ] || steps=$(steps_like "$1" '^b([89]|11)_')
         for mask in "" causal; do
           for n in 512 2048 16384; do
             echo "backward_d$d${mask:+_$mask}_n$n --operation backward --step $steps" \
@@ -366,7 +366,7 @@ profiled_problem() {  # CHAPTER STEP
     04_flash_v2/*) echo "$(tokens 128 2048) --causal" ;;
     05_flash_decoding/*) cache 16 8192 32 8 ;;
     06_flash_v3_hopper/f7_*) echo "$(tokens 128 2048) --rotary" ;;
-    06_flash_v3_hopper/b[89]_*) tokens 256 2048 ;;
+    06_flash_v3_hopper/b[89]_*|06_flash_v3_hopper/b11_*) tokens 256 2048 ;;
     06_flash_v3_hopper/*) tokens 128 2048 ;;
     08_quant_sparse/d4_*) echo "--operation sparq $(cache 64 4096 32 32)" ;;
     08_quant_sparse/d*) cache 16 8192 32 8 ;;
@@ -410,9 +410,9 @@ peers_of() {
     06_flash_v3_hopper)
       echo "peers.$1.forward --steps v14_tuned --backends cudnn,flash --repeat 5"
       echo "peers.$1.gqa_fp16 --steps v14_tuned --backends cudnn,flash --repeat 5"
-      echo "peers.$1.backward --operation backward --steps b7_dependent_launches" \
+      echo "peers.$1.backward --operation backward --steps b7_dependent_launches,b10_deterministic" \
         "--backends cudnn,flash --repeat 5"
-      echo "peers.$1.backward_d256 --operation backward --steps b9_cluster" \
+      echo "peers.$1.backward_d256 --operation backward --steps b9_cluster,b11_deterministic_cluster" \
         "--backends 04_flash_v2:b7_tuned,cudnn,flash --repeat 5" ;;
     07_paged)  # on contiguous K and V, which is as good as pages can be
       echo "peers.$1 --operation decode" \
@@ -692,7 +692,7 @@ tool_cannot() {  # CHAPTER OPERATION TOOL
     # reads it, synchronises with __syncwarp, and one lane arrives for all. The only finding in f6's
     # kernel, which f7 launches too, is in sanitizer_exceptions.txt.
     06_flash_v3_hopper/forward/racecheck) echo "$(steps_like "$1" "^f[45]_") $kOneLaneArrives" ;;
-    06_flash_v3_hopper/backward/racecheck) echo "$(steps_like "$1" "^b[4-9]_") $kOneLaneArrives" ;;
+    06_flash_v3_hopper/backward/racecheck) echo "$(steps_like "$1" "^b([4-9]|1[01])_") $kOneLaneArrives" ;;
     08_quant_sparse/forward/racecheck)
       echo "$(steps_like "$1" '^q[1-8]_|^s[123]_') $kOneLaneArrives" ;;
     # Its two sides reach a common barrier from two instances of a template.
