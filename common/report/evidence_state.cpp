@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <iterator>
 #include <memory>
+#include <ranges>
 #include <set>
+#include <sstream>
 
 #include "device/device.h"  // kTimingMethod
 #include "report/evidence_lines.h"
@@ -385,31 +387,58 @@ std::vector<std::string> to_measure(const fs::path& folder, CodeKeys& code, cons
       if (!stale.contains(step) || stale[step]) again.push_back(step);
     return again.size() == steps.size() ? all : again;
   }
-  // The program selects the steps for the problem; a new step may be among them.
+  // The program selects the steps for the problem; a new step may be among them, if its ladder
+  // (the letter of its name) is, or is new, too.
+  const auto has_ladder_of = [](const std::string& step) {
+    return [&](const std::string& other) { return other.substr(0, 1) == step.substr(0, 1); };
+  };
   if (unit.part == "times")
     for (const std::string& step : code.steps(unit.chapter))
-      if (!known.contains(step)) return all;
+      if (!known.contains(step) &&
+          (std::ranges::any_of(std::views::keys(stale), has_ladder_of(step)) ||
+           std::ranges::none_of(known, has_ladder_of(step))))
+        return all;
   for (const auto& [step, is_stale] : stale)
     if (is_stale) again.push_back(step);
   return again.size() == stale.size() ? all : again;
 }
 
+// The values of --steps.
+static std::vector<std::string> steps_option(const std::string& options) {
+  std::istringstream words(options);
+  std::vector<std::string> steps;
+  for (std::string word; words >> word;)
+    if (word == "--steps") {
+      words >> word;
+      std::istringstream names(word);
+      while (std::getline(names, word, ',')) steps.push_back(word);
+    }
+  return steps;
+}
+
 std::vector<std::string> peers_to_measure(const fs::path& folder, CodeKeys& code, const Unit& unit,
                                           const std::string& name,
                                           const std::vector<std::string>& options) {
-  std::set<std::string> current;
+  std::map<std::string, std::set<std::string>> current;  // steps by options
   for_each_line(
       folder,
       [&](const Unit&, const std::string& document, const json& line) {
         if (document != name) return;
         State state;
         state.add(code, unit, name, line);
-        if (state.stale == 0) current.insert(line.value("options", kUnknown));
+        if (state.stale > 0) return;
+        auto& steps = current[line.value("options", kUnknown)];
+        for (const auto& [step, key] : line.at("keys").at("kernel").items()) steps.insert(step);
       },
       &unit);
   std::vector<std::string> again;
-  for (const std::string& problem : options)
-    if (!current.contains(problem_options(problem))) again.push_back(problem);
+  for (const std::string& problem : options) {
+    const auto measured = current.find(problem_options(problem));
+    const std::vector<std::string> steps = steps_option(problem);
+    if (measured == current.end() ||
+        !std::ranges::all_of(steps, [&](const auto& s) { return measured->second.contains(s); }))
+      again.push_back(problem);
+  }
   return again;
 }
 

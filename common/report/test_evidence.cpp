@@ -286,6 +286,15 @@ TEST_CASE("what is stale is measured again, and nothing else", "[evidence]") {
   p.write("01_first/v3_new.cu", with(kKernel, "v1_one", "v3_new"));
   CHECK(p.todo() == "all ");
   fs::remove(p.root / "01_first/v3_new.cu");
+  // One of another ladder does not, if that ladder has other documents.
+  p.write("01_first/b1_back.cu", with(kKernel, "v1_one", "b1_back"));
+  CHECK(p.todo() == "all ");
+  p.write("result.json", with(p.results(4, 9.5), R"("v1_one")", R"("b1_back")"));
+  CodeKeys again(p.root);
+  record(p.reports, again, {"times", "01_first"}, "01_first.back", p.root / "result.json", {}, {});
+  p.write("01_first/b2_new.cu", with(kKernel, "v1_one", "b2_new"));
+  CHECK(p.todo() == "");
+  fs::remove(p.root / "01_first/b2_new.cu");
   p.write("common/attn/kernel.h", "constexpr int kWarp = 64;\n");
   CHECK(p.todo({"v1_one", "v2_two"}) == "all ");
 }

@@ -410,9 +410,10 @@ peers_of() {
     06_flash_v3_hopper)
       echo "peers.$1.forward --steps v14_tuned --backends cudnn,flash --repeat 5"
       echo "peers.$1.gqa_fp16 --steps v14_tuned --backends cudnn,flash --repeat 5"
-      echo "peers.$1.backward --operation backward --steps b7_dependent_launches,b10_deterministic" \
-        "--backends cudnn,flash --repeat 5"
-      echo "peers.$1.backward_d256 --operation backward --steps b9_cluster,b11_deterministic_cluster" \
+      echo "peers.$1.backward --operation backward" \
+        "--steps b7_dependent_launches,b10_deterministic --backends cudnn,flash --repeat 5"
+      echo "peers.$1.backward_d256 --operation backward" \
+        "--steps b9_cluster,b11_deterministic_cluster" \
         "--backends 04_flash_v2:b7_tuned,cudnn,flash --repeat 5" ;;
     07_paged)  # on contiguous K and V, which is as good as pages can be
       echo "peers.$1 --operation decode" \
@@ -692,7 +693,8 @@ tool_cannot() {  # CHAPTER OPERATION TOOL
     # reads it, synchronises with __syncwarp, and one lane arrives for all. The only finding in f6's
     # kernel, which f7 launches too, is in sanitizer_exceptions.txt.
     06_flash_v3_hopper/forward/racecheck) echo "$(steps_like "$1" "^f[45]_") $kOneLaneArrives" ;;
-    06_flash_v3_hopper/backward/racecheck) echo "$(steps_like "$1" "^b([4-9]|1[01])_") $kOneLaneArrives" ;;
+    06_flash_v3_hopper/backward/racecheck)
+      echo "$(steps_like "$1" "^b([4-9]|1[01])_") $kOneLaneArrives" ;;
     08_quant_sparse/forward/racecheck)
       echo "$(steps_like "$1" '^q[1-8]_|^s[123]_') $kOneLaneArrives" ;;
     # Its two sides reach a common barrier from two instances of a template.
