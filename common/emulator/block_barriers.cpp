@@ -99,7 +99,7 @@ void Block::named_barrier(const char* what, Place place, std::size_t id, std::si
 // A GPU counts 32 for a warp, however many of its lanes arrive. PTX ISA, "barrier{.cta}": bar.sync
 // is for all threads of the warp, so that those which have exited are missed here.
 void Block::require_whole_warps(const char* what, Place place, const Named& barrier) const {
-  std::size_t warps = 0;  // that are there, with some lanes
+  std::size_t warps = 0;  // of which at least one lane has arrived
   for (std::size_t first = 0; first < threads_.size(); first += kWarpSize)
     warps += std::any_of(&barrier.arrivals[first],
                          &barrier.arrivals[0] + std::min(first + kWarpSize, threads_.size()),

@@ -16,7 +16,7 @@ std::vector<GlobalBuffer*>& buffers() {
 // What the last look-ups have found: a loop comes by the same two buffers again, and by the same
 // memory that is no buffer's, such as a kernel's arguments.
 struct Found {
-  GlobalBuffer *buffer = nullptr, *before = nullptr;
+  GlobalBuffer *buffer = nullptr, *earlier = nullptr;  // the last two
   const std::byte *first = nullptr, *end = nullptr;  // no buffer here, nor a guard of one
 };
 thread_local constinit Found found;
@@ -56,8 +56,8 @@ GlobalBuffer* GlobalBuffer::find(const void* at) {
     return static_cast<std::size_t>(byte - b->data_) < b->bytes_;
   };
   if (found.buffer && holds(found.buffer)) return found.buffer;
-  if (found.before && holds(found.before)) {
-    std::swap(found.buffer, found.before);
+  if (found.earlier && holds(found.earlier)) {
+    std::swap(found.buffer, found.earlier);
     return found.buffer;
   }
   if (byte >= found.first && byte < found.end) return nullptr;
@@ -65,7 +65,7 @@ GlobalBuffer* GlobalBuffer::find(const void* at) {
   const auto next = std::ranges::upper_bound(all, byte, {}, &GlobalBuffer::data_);
   const GlobalBuffer* const before = next == all.begin() ? nullptr : next[-1];
   if (before && holds(before)) {
-    found.before = std::exchange(found.buffer, next[-1]);
+    found.earlier = std::exchange(found.buffer, next[-1]);
     return found.buffer;
   }
   // From the end of the buffer before it to the beginning of the next one.
