@@ -7,7 +7,7 @@
 //           dQ. Blocks take key tiles in the same descending order.
 // why       b7's atomics add in the order of arrival: the last bits of dQ differ from run to run
 // expect    bitwise equal dQ. No accumulator is cleared and no kernel converts dQ: less time at
-//           N <= 2048. Under a causal mask the longest tiles come last: more time for long
+//           N <= 1024. Under a causal mask the longest tiles come last: more time for long
 //           sequences
 // source    FlashAttention-3, deterministic mode: dQ semaphores, shortest tiles first (SPT) under
 //           a causal mask (flash-attention pull request 1893)
@@ -86,7 +86,7 @@ struct SharedStorage {
   uint64_t ds_full[Config::kDsBuffers];  // mbarriers: all consumer warps have stored dS
   unsigned index[Config::kKvBuffers];    // of the key tile; guarded by kv_full and kv_empty
   Turn turns[kTurns];                    // of visits; guarded by the mbarriers below
-  // mbarriers: it is the visit's turn; all consumer warps have added to dQ; the semaphore says so
+  // mbarriers: it is the visit's turn; all consumer warps have added to dQ; the slot is free
   uint64_t turn_full[kTurns], added[kTurns], turn_empty[kTurns];
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sdO, sdS, sLse, sD, kv_full, q_full, do_full, kv_empty,
                q_empty, do_empty, ds_full, index, turns, turn_full, added, turn_empty)
@@ -95,8 +95,9 @@ struct SharedStorage {
 // Dynamic persistent: a block takes units from a counter, which preprocess_kernel clears: key tiles
 // or whole KV heads. Sections of KV heads in turn; within a section the last keys first, across all
 // its heads. With whole heads a section is one head.
-// No deadlock: a visit waits only for later key tiles of its head, which other blocks have taken
-// earlier. So the earliest unfinished unit waits for none, even if few blocks are resident.
+// No deadlock: a visit waits only for later key tiles of its head, which were taken from the
+// counter earlier. So the unfinished unit that was taken first never waits, even if few blocks are
+// resident.
 //! [tiles]
 struct KeyTileScheduler {
   unsigned num_n_blocks, num_kv_heads, section;

@@ -2,9 +2,9 @@
 //
 // parent    b9_cluster
 // change    The semaphores of b10. A query tile has two, because each block of a cluster adds half
-//           of the columns. A cluster takes its next key tile when the last loads of this one have
-//           been issued: earlier, a tile would be taken before, but begun after, one that waits
-//           for it.
+//           of the columns. A cluster takes its next key tile only when the last loads of this one
+//           have been issued: a tile that is taken early begins late, and key tiles that other
+//           clusters take after it wait for it.
 // why       b9's atomics add in the order of arrival: the last bits of dQ differ from run to run
 // expect    bitwise equal dQ; more time for long sequences, as b10
 // source    as b10_deterministic
@@ -84,7 +84,7 @@ struct SharedStorage {
   uint64_t kv_empty;                // of this block alone
   uint64_t taken_full, taken_empty;  // sTaken
   Turn turns[kTurns];                // of visits; guarded by the mbarriers below
-  // mbarriers: it is the visit's turn; all consumer warps have added to dQ; the semaphore says so
+  // mbarriers: it is the visit's turn; all consumer warps have added to dQ; the slot is free
   uint64_t turn_full[kTurns], added[kTurns], turn_empty[kTurns];
   ATTN_MEMBERS(SharedStorage, sK, sV, sPeerK, sQ, sdO, sdS, sExchange, sTaken, index, sLse, sD,
                kv_full, q_full, do_full, ds_full, q_empty, do_empty, kv_empty, taken_full,
@@ -211,8 +211,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const Tens
     return next;
   };
   unsigned index = take();
-  // Taken late: key tiles must begin in the order in which they are taken, or they wait for each
-  // other.
+  // Taken late: a key tile that is taken early begins late, and those taken after it wait for it.
   for (; index < scheduler.count(); index = take(), kv.advance()) {
     const KeyTile work = scheduler.at(index, shape);
     const int key0 = work.key0 + rank * Config::kKeys, kv_head = work.kv_head;

@@ -1,7 +1,7 @@
 // dQ in a fixed order, for the deterministic backward steps. Each query tile has a semaphore: the
-// number of visits that have added to its dQ. Here are the position of a visit in that order, the
-// two threads of a block that wait for semaphores and advance them, the addition, and the
-// preprocess kernel.
+// number of visits that have added to its dQ; the last visit does not advance it. Here are the
+// position of a visit in that order, the two threads of a block that wait for semaphores and
+// advance them, the addition, and the preprocess kernel.
 #pragma once
 
 #include "attn/kernel.h"
@@ -22,7 +22,7 @@ struct Turn {
   __device__ bool first() const { return before == 0; }
   __device__ bool last() const { return before + 1 == count; }
 };
-// The key tiles of a query tile add in descending order.
+// The key tiles that visit a query tile add in descending order.
 template <class Config>
 __device__ __forceinline__ Turn turn_of(const Shape& shape, int head, int m_block, int key0,
                                         int num_m_blocks) {
@@ -40,10 +40,10 @@ __device__ __forceinline__ Turn turn_of(const Shape& shape, int head, int m_bloc
 constexpr int kTurns = 4;  // per block: visits whose semaphore may be awaited ahead of the MMAs
 
 // One thread: waits for the semaphore of each visit, and passes the turn to the consumers.
-// `gSemaphore`: [tiles, kCounts]; null: no other block adds to these tiles. next_tile(tile)
-// returns false at the end of work.
+// `gSemaphore`: [tiles, kSemaphoresPerTile]; null: no other block adds to these tiles.
+// next_tile(tile) returns false at the end of work.
 //! [wait]
-template <class Config, int kCounts, class SharedStorage, class NextTile>
+template <class Config, int kSemaphoresPerTile, class SharedStorage, class NextTile>
 __device__ __forceinline__ void wait_for_turns(SharedStorage& smem, const unsigned* gSemaphore,
                                                const Shape& shape, int num_m_blocks,
                                                const NextTile& next_tile) {
@@ -52,7 +52,8 @@ __device__ __forceinline__ void wait_for_turns(SharedStorage& smem, const unsign
     const int slot = turns.index();
     mbarrier_wait(&smem.turn_empty[slot], turns.phase() ^ 1);
     if (gSemaphore != nullptr && turn.before > 0)
-      flag_wait(gSemaphore + kCounts * int64_t{turn.tile}, static_cast<unsigned>(turn.before));
+      flag_wait(gSemaphore + kSemaphoresPerTile * int64_t{turn.tile},
+                static_cast<unsigned>(turn.before));
     smem.turns[slot] = turn;
     mbarrier_arrive(&smem.turn_full[slot]);
     turns.advance();
@@ -68,8 +69,8 @@ __device__ __forceinline__ void wait_for_turns(SharedStorage& smem, const unsign
 
 // One thread: advances the semaphore when all consumer warps have added. The release orders their
 // additions, which this thread has observed through `added`, before those of the next visit.
-//! [count]
-template <int kCounts, class SharedStorage>
+//! [advance]
+template <int kSemaphoresPerTile, class SharedStorage>
 __device__ __forceinline__ void advance_semaphores(SharedStorage& smem, unsigned* gSemaphore) {
   for (PipelineState<kTurns> turns;; turns.advance()) {
     const int slot = turns.index();
@@ -78,11 +79,12 @@ __device__ __forceinline__ void advance_semaphores(SharedStorage& smem, unsigned
     if (turn.tile < 0) return;
     mbarrier_wait(&smem.added[slot], turns.phase());
     if (gSemaphore != nullptr && !turn.last())
-      flag_store(gSemaphore + kCounts * int64_t{turn.tile}, static_cast<unsigned>(turn.before) + 1);
+      flag_store(gSemaphore + kSemaphoresPerTile * int64_t{turn.tile},
+                 static_cast<unsigned>(turn.before) + 1);
     mbarrier_arrive(&smem.turn_empty[slot]);
   }
 }
-//! [count]
+//! [advance]
 
 // Adds a thread's fragments of dQ to the accumulator at `accum`, fragments `kThreads` apart. The
 // first visit stores instead, so nothing is cleared. The last one reads the sum of the others, and
@@ -115,14 +117,14 @@ __device__ __forceinline__ bool add_dq(float4* accum, float (&dq)[kFragments][4]
 // (1) Preprocess of a query tile: lse in log2 units and D, as dot_kernel of the earlier steps;
 // clears the semaphores, and dQ of a tile that no key tile visits.
 //! [preprocess]
-template <class Element, class Config, int kCounts = 1>
+template <class Element, class Config, int kSemaphoresPerTile = 1>
 __global__ void __launch_bounds__(256)
     preprocess_kernel(const Element* gO,     // [B, Hq, seqlen_q, d]
                       const Element* gdO,    // [B, Hq, seqlen_q, d]
                       const float* gLse,     // [B, Hq, seqlen_q]
                       float* gRows,          // [tiles, 2, kBlockM]: lse / log(2), D
                       Element* gdQ,          // [B, Hq, seqlen_q, d]
-                      unsigned* gSemaphore,  // [tiles, kCounts]
+                      unsigned* gSemaphore,  // [tiles, kSemaphoresPerTile]
                       unsigned* gCounter,    // of the tile scheduler
                       Shape shape, int num_m_blocks) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM;
@@ -130,7 +132,7 @@ __global__ void __launch_bounds__(256)
   launch_dependents();
   const int64_t tile = blockIdx.x, bh = tile / num_m_blocks;
   const int row0 = static_cast<int>(tile % num_m_blocks) * kBlockM;
-  if (threadIdx.x < kCounts) gSemaphore[kCounts * tile + threadIdx.x] = 0;
+  if (threadIdx.x < kSemaphoresPerTile) gSemaphore[kSemaphoresPerTile * tile + threadIdx.x] = 0;
   if (tile == 0 && threadIdx.x == 0) *gCounter = 0;
   const bool visited = is_visited(shape, row0, kBlockM);
 #pragma unroll

@@ -225,6 +225,21 @@ TEST_CASE("dK and dV are bitwise equal under every thread schedule, dQ to roundi
   check_repeats(Backend::emulated, p, 4, false);
 }
 
+TEST_CASE("deterministic backward steps need only one resident block, or cluster", "[emulated]") {
+  const std::size_t resident = emulator::resident_blocks;
+  for (const int64_t d : {64, 128, 256}) {
+    emulator::resident_blocks = emulator::most_resident_blocks = d == 256 ? 2 : 1;
+    Problem p = with_heads(problem(200, 500, d, DType::bf16), 3, 3);
+    p.finish();
+    for (const Step* step : backward_steps())
+      if (step->deterministic && !refusal(*step, p)) {
+        INFO(step->name << ", " << p.text());
+        CHECK(run_step(*step, p, Backend::emulated) == "");
+      }
+  }
+  emulator::resident_blocks = resident, emulator::most_resident_blocks = 0;
+}
+
 TEST_CASE("1000 GPU runs give bitwise equal dK and dV; 8 of them dQ to rounding, or 1000 its bits",
           "[gpu]") {
   for (const int64_t d : {64, 128}) {

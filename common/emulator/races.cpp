@@ -272,8 +272,8 @@ bool Races::put_off(std::size_t t, const char* what, const Where& where, Shadow&
                     std::size_t first, std::size_t bytes) {
   constexpr std::size_t kMaxBytes = 255, kMaxFirst = (1 << 24) - 1;
   if (!shadow.puts_off || bytes > kMaxBytes || first > kMaxFirst) return false;
-  // Most of global memory is never written, so its reads may wait longer. This comes before the page
-  // is marked: note_put_off() clears the marks.
+  // Most of global memory is never written, so its reads may wait longer. This comes before the
+  // page is marked: note_put_off() clears the marks.
   if (shadow.reads.size() >= (shadow.global ? 16 : 1) * Shadow::kMaxReads) note_put_off(shadow);
   if (!shadow.may_put_off(first, bytes,
                           [&](std::uint32_t number) { return knows_writer(t, shadow, number); }))
@@ -291,7 +291,7 @@ bool Races::put_off(std::size_t t, const char* what, const Where& where, Shadow&
   if (shadow.turns.empty() || shadow.turns.back().who != who || shadow.turns.back().epoch != epoch)
     shadow.turns.push_back({who, epoch, block_[t], shadow.reads.size()});
   else if (Shadow::Read& last = shadow.reads.back();
-           last.site == recent.site && last.first + last.bytes == first &&
+           last.site == recent.site && std::size_t{last.first} + last.bytes == first &&
            last.bytes + bytes <= kMaxBytes) {  // a thread that reads its row: one entry for many
     last.bytes += static_cast<std::uint32_t>(bytes) & 0xFF;
     return true;

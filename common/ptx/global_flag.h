@@ -6,10 +6,11 @@
 ///     block 0   stores partial   __syncthreads()   one thread: flag_store(flag, 1)
 ///     block 1   one thread: flag_wait(flag, 1)   __syncthreads()   loads partial
 ///
-/// All stores before the release, including those of the block's other threads before the barrier,
-/// are visible after the acquire, and to all threads of the acquiring block after its barrier. A
-/// block that waits requires the other one to be resident: if the grid exceeds the resident blocks,
-/// it deadlocks.
+/// All stores and reductions before the release, including those of the block's other threads
+/// before the barrier, are visible after the acquire, and to all threads of the acquiring block
+/// after its barrier. A block that waits requires the other one to make progress: either all blocks
+/// of the grid are resident, or each waits only for work that was taken from a counter before its
+/// own.
 #pragma once
 
 #include "attn/kernel.h"
