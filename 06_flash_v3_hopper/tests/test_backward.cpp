@@ -223,6 +223,19 @@ TEST_CASE("dK and dV are bitwise equal under every thread schedule, dQ to roundi
   check_repeats(Backend::emulated, p, 8, true);
   p = with_heads(problem(140, 300, 256, DType::fp16), 2, 1);
   check_repeats(Backend::emulated, p, 4, false);
+  // Nine key tiles: b7 adds them in another order under every other schedule.
+  for (const int64_t d : {64, 256}) {
+    p = with_heads(problem(d == 256 ? 70 : 300, 1100, d, DType::fp16), d == 256 ? 1 : 3, 1);
+    p.finish();
+    for (const Step* step : backward_steps()) {
+      if (refusal(*step, p) || !(step->deterministic || step->name.starts_with("b7"))) continue;
+      INFO(step->name << ", " << p.text());
+      Session session(p, backward(), Backend::emulated, draw_inputs(p, backward().inputs(p)));
+      REQUIRE(session.prepare(*step).ok());
+      const auto schedule = [](int n) { emulator::schedule_seed = 1 + static_cast<uint64_t>(n); };
+      CHECK((session.repeats_differ(8, schedule, {"dq"}) == "") == step->deterministic);
+    }
+  }
 }
 
 TEST_CASE("deterministic backward steps need only one resident block, or cluster", "[emulated]") {

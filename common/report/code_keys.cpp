@@ -357,6 +357,18 @@ std::string problem_options(const std::string& options) {
   return text;
 }
 
+std::vector<std::string> steps_option(const std::string& options) {
+  std::istringstream words(options);
+  std::vector<std::string> steps;
+  for (std::string word; words >> word;)
+    if (word == "--steps") {
+      words >> word;
+      std::istringstream names(word);
+      while (std::getline(names, word, ',')) steps.push_back(word);
+    }
+  return steps;
+}
+
 const std::vector<ListedProblem>& CodeKeys::problems(const std::string& chapter) {
   const auto [known, fresh] = problems_.try_emplace(chapter);
   if (!fresh || !fs::exists(root_ / "common/scripts/gpu_problems.sh")) return known->second;
@@ -389,8 +401,9 @@ const std::vector<ListedProblem>& CodeKeys::problems(const std::string& chapter)
     std::string part, name, options;
     words >> part >> name;
     std::getline(words, options);
+    const std::vector<std::string> steps = steps_option(options);
     if (options = problem_options(options); !options.empty())
-      known->second.push_back({part, name, options});
+      known->second.push_back({part, name, options, steps});
   }
   return known->second;
 }

@@ -34,7 +34,10 @@ inline constexpr int kKeyVersion = 2;
 struct ListedProblem {
   std::string part, name;
   std::string options;  ///< options of a program or of peers.py, without the steps
+  std::vector<std::string> steps;  ///< the names after --steps
 };
+/// The values of --steps.
+std::vector<std::string> steps_option(const std::string& options);
 
 /// The keys of the sources below a folder, computed on demand.
 class CodeKeys {

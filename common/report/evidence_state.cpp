@@ -184,6 +184,14 @@ std::map<std::string, State> states(const fs::path& folder, CodeKeys& code) {
   return all;
 }
 
+// Whether several_gpus.sh measures a step, which needs several GPUs: neither times nor ncu can.
+bool on_ranks(const std::map<std::string, json>& parts, const std::string& chapter,
+              const std::string& step) {
+  const auto part = parts.find("ranks " + chapter);
+  return part != parts.end() && step.starts_with("p") &&
+         part->second.value("keys", json::object()).value("kernel", json::object()).contains(step);
+}
+
 // Measurements that a chapter requires but lacks, one line each: parts, listed problems, steps.
 std::vector<std::string> missing(const fs::path& folder, CodeKeys& code) {
   std::map<std::string, std::set<std::string>> problems, options, steps;  // by unit
@@ -203,14 +211,6 @@ std::vector<std::string> missing(const fs::path& folder, CodeKeys& code) {
       text += (n > 0 ? ", " : "") + names[n];
     if (names.size() > kNamed) text += fmt::format(" and {} more", names.size() - kNamed);
     if (!names.empty()) all.push_back(fmt::format("{}: {} {}", chapter, what, text));
-  };
-  // several_gpus.sh measures the steps that need several GPUs; ncu counts one GPU.
-  const auto on_ranks = [&](const std::string& chapter, const std::string& step) {
-    const auto part = parts.find("ranks " + chapter);
-    return part != parts.end() && part->second.value("keys", json::object())
-                                      .value("kernel", json::object())
-                                      .contains(step) &&
-           step.starts_with("p");
   };
   for (const std::string& chapter : code.chapters()) {
     std::vector<std::string> needed{"tests", "access", "calls"}, lacks, unmeasured;
@@ -234,7 +234,7 @@ std::vector<std::string> missing(const fs::path& folder, CodeKeys& code) {
       if (parts.contains(part + " " + chapter)) add(chapter, "problems without times:", names);
       unmeasured.clear();
       for (const std::string& step : code.steps(chapter))
-        if (!steps[part + " " + chapter].contains(step) && !on_ranks(chapter, step))
+        if (!steps[part + " " + chapter].contains(step) && !on_ranks(parts, chapter, step))
           unmeasured.push_back(step);
       if (parts.contains(part + " " + chapter))
         add(chapter,
@@ -250,25 +250,46 @@ bool only_others(const fs::path& folder) {
                              [](const auto& part) { return unit_of(part.first).part == kOthers; });
 }
 
-// Whether a listed problem, or for times a step of the chapter, has no line yet.
+// The steps of a line of peers, also those that refused its problem.
+std::set<std::string> steps_beside_peers(const json& line) {
+  std::set<std::string> steps;
+  for (const json& problem : line.value("problems", json::array()))
+    for (const json& run : problem.value("runs", json::array()))
+      for (const json& step : run.value("steps", json::array()))
+        steps.insert(step.value("name", kUnknown));
+  return steps;
+}
+bool all_in(const std::vector<std::string>& names, const std::set<std::string>& all) {
+  return std::ranges::all_of(names, [&](const std::string& name) { return all.contains(name); });
+}
+
+// Whether a listed problem has no line yet, or none of one of its steps; for times, whether a step
+// of the chapter has none.
 bool lacks_lines(const fs::path& folder, CodeKeys& code, const Unit& unit) {
   if (unit.part != "times" && unit.part != "counters" && unit.part != "peers") return false;
-  std::set<std::string> names, options, steps;
+  std::set<std::string> names, steps;
+  std::map<std::string, std::set<std::string>> options;  // and the steps of peers
   for_each_line(folder, [&](const Unit& of, const std::string& document, const json& line) {
     if (name_of(of) != name_of(unit)) return;
     names.insert(listed_name(unit.part, document));
-    options.insert(line.value("options", kUnknown));
+    options[line.value("options", kUnknown)].merge(
+        unit.part == "peers" ? steps_beside_peers(line) : std::set<std::string>{});
     if (unit.part == "times") steps.insert(step_of(line));
   });
   for (const ListedProblem& p : code.problems(unit.chapter)) {
     if (p.part != unit.part) continue;
     if (!names.contains(p.name)) return true;
-    if (unit.part == "peers" && !options.contains(kUnknown) &&
-        !options.contains(problem_options(p.options)))
-      return true;
+    if (unit.part != "peers" || options.contains(kUnknown)) continue;
+    std::vector<std::string> listed = p.steps;  // without patterns of steps_like
+    std::erase_if(listed, [&](const std::string& step) {
+      return !std::ranges::count(code.steps(unit.chapter), step);
+    });
+    const auto measured = options.find(problem_options(p.options));
+    if (measured == options.end() || !all_in(listed, measured->second)) return true;
   }
+  const std::map<std::string, json> parts = read_parts(folder);
   return unit.part == "times" && std::ranges::any_of(code.steps(unit.chapter), [&](auto& step) {
-           return !steps.contains(step);
+           return !steps.contains(step) && !on_ranks(parts, unit.chapter, step);
          });
 }
 
@@ -392,28 +413,16 @@ std::vector<std::string> to_measure(const fs::path& folder, CodeKeys& code, cons
   const auto has_ladder_of = [](const std::string& step) {
     return [&](const std::string& other) { return other.substr(0, 1) == step.substr(0, 1); };
   };
+  const std::map<std::string, json> parts = read_parts(folder);
   if (unit.part == "times")
     for (const std::string& step : code.steps(unit.chapter))
-      if (!known.contains(step) &&
+      if (!known.contains(step) && !on_ranks(parts, unit.chapter, step) &&
           (std::ranges::any_of(std::views::keys(stale), has_ladder_of(step)) ||
            std::ranges::none_of(known, has_ladder_of(step))))
         return all;
   for (const auto& [step, is_stale] : stale)
     if (is_stale) again.push_back(step);
   return again.size() == stale.size() ? all : again;
-}
-
-// The values of --steps.
-static std::vector<std::string> steps_option(const std::string& options) {
-  std::istringstream words(options);
-  std::vector<std::string> steps;
-  for (std::string word; words >> word;)
-    if (word == "--steps") {
-      words >> word;
-      std::istringstream names(word);
-      while (std::getline(names, word, ',')) steps.push_back(word);
-    }
-  return steps;
 }
 
 std::vector<std::string> peers_to_measure(const fs::path& folder, CodeKeys& code, const Unit& unit,
@@ -427,16 +436,13 @@ std::vector<std::string> peers_to_measure(const fs::path& folder, CodeKeys& code
         State state;
         state.add(code, unit, name, line);
         if (state.stale > 0) return;
-        auto& steps = current[line.value("options", kUnknown)];
-        for (const auto& [step, key] : line.at("keys").at("kernel").items()) steps.insert(step);
+        current[line.value("options", kUnknown)].merge(steps_beside_peers(line));
       },
       &unit);
   std::vector<std::string> again;
   for (const std::string& problem : options) {
     const auto measured = current.find(problem_options(problem));
-    const std::vector<std::string> steps = steps_option(problem);
-    if (measured == current.end() ||
-        !std::ranges::all_of(steps, [&](const auto& s) { return measured->second.contains(s); }))
+    if (measured == current.end() || !all_in(steps_option(problem), measured->second))
       again.push_back(problem);
   }
   return again;

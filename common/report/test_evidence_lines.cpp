@@ -263,15 +263,20 @@ TEST_CASE("peers are measured again when the list of problems names another step
   Project project;
   project.write("peers.json", R"({"schema": "attn-peers-1", "timing_method": 4, "problems": [
       {"peers": [{"name": "flash"}], "runs": [{"chapter": "01_first", "steps": [
-      {"name": "v1_one", "outcome": "pass", "time": null}]}]}]})");
+      {"name": "v1_one", "outcome": "pass", "time": null}]}]},
+      {"peers": [{"name": "flash"}], "runs": [{"chapter": "01_first", "steps": [
+      {"name": "v1_one", "outcome": "pass", "time": null},
+      {"name": "v2_two", "outcome": "unsupported", "time": null}]}]}]})");
   CodeKeys code(project.root);
   record(project.reports, code, {"peers", "01_first"}, "peers.01_first",
-         project.root / "peers.json", {"--steps v1_one --seqlen 64"}, Project::kMeasured);
+         project.root / "peers.json", {"--steps v1_one --seqlen 64", "--steps v1_one --seqlen 32"},
+         Project::kMeasured);
   const auto again = [&](const std::vector<std::string>& problems) {
     return peers_to_measure(project.reports, code, {"peers", "01_first"}, "peers.01_first",
                             problems);
   };
   CHECK(again({"--steps v1_one --seqlen 64"}).empty());
+  CHECK(again({"--steps v1_one,v2_two --seqlen 32"}).empty());  // refused is an answer
   CHECK(again({"--steps v1_one,v2_two --seqlen 64", "--steps v1_one --seqlen 64",
                "--steps v1_one --seqlen 128"}) ==
         std::vector<std::string>{"--steps v1_one,v2_two --seqlen 64",
