@@ -88,11 +88,11 @@ stand_in "$tree/common/scripts/compiler_report.sh" 'echo "registers  kernel"'
 stand_in "$work/with/python3" 'while [[ $# -gt 0 ]]; do
   case $1 in
     --out) printf "{\"timing_method\": 4, \"problems\": [%s]}\n" "$problems" >"$2" ;;
-    --steps) step=${2##*,} ;;
+    --steps) steps=$(sed "s/[^,]*/{\"name\": \"&\", \"outcome\": \"unchecked\", \"time\": {}}/g" <<<"$2") ;;
     --problems)
       cat "$2" >>"$CALLS"
       while read -r _; do
-        problems+=${problems:+,}"{\"runs\": [{\"steps\": [{\"name\": \"$step\", \"outcome\": \"unchecked\", \"time\": {}}]}]}"
+        problems+=${problems:+,}"{\"runs\": [{\"steps\": [$steps]}]}"
       done <"$2" ;;
   esac; shift; done'
 stand_in "$work/with/nvidia-smi" 'echo "GPU-1234, 570.1, 700.00, 1980, 3201, 41"'
