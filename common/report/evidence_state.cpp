@@ -6,7 +6,6 @@
 #include <memory>
 #include <ranges>
 #include <set>
-#include <sstream>
 
 #include "device/device.h"  // kTimingMethod
 #include "report/evidence_lines.h"
@@ -192,12 +191,34 @@ bool on_ranks(const std::map<std::string, json>& parts, const std::string& chapt
          part->second.value("keys", json::object()).value("kernel", json::object()).contains(step);
 }
 
+// The steps of a line of peers, also those that refused its problem.
+std::set<std::string> steps_beside_peers(const json& line) {
+  std::set<std::string> steps;
+  for (const json& problem : line.value("problems", json::array()))
+    for (const json& run : problem.value("runs", json::array()))
+      for (const json& step : run.value("steps", json::array()))
+        steps.insert(step.value("name", kUnknown));
+  return steps;
+}
+bool all_in(const std::vector<std::string>& names, const std::set<std::string>& all) {
+  return std::ranges::all_of(names, [&](const std::string& name) { return all.contains(name); });
+}
+
+// Whether a listed problem of peers names a step.
+bool listed_beside_peers(CodeKeys& code, const std::string& chapter, const std::string& step) {
+  return std::ranges::any_of(code.problems(chapter), [&](const ListedProblem& p) {
+    return p.part == "peers" && std::ranges::count(p.steps, step) > 0;
+  });
+}
+
 // Measurements that a chapter requires but lacks, one line each: parts, listed problems, steps.
 std::vector<std::string> missing(const fs::path& folder, CodeKeys& code) {
   std::map<std::string, std::set<std::string>> problems, options, steps;  // by unit
+  std::map<std::string, std::set<std::string>> beside_peers;              // steps by chapter
   for_each_line(folder, [&](const Unit& unit, const std::string& name, const json& line) {
     problems[name_of(unit)].insert(listed_name(unit.part, name));
     options[name_of(unit)].insert(line.value("options", kUnknown));
+    if (unit.part == "peers") beside_peers[unit.chapter].merge(steps_beside_peers(line));
     for (const auto& [step, key] : line.at("keys").at("kernel").items())
       steps[name_of(unit)].insert(step);
   });
@@ -225,6 +246,11 @@ std::vector<std::string> missing(const fs::path& folder, CodeKeys& code) {
         if (p.part == "peers" && !of_peers.contains(problem_options(p.options)))
           unmeasured.push_back(p.name + " " + p.options);
       add(chapter, "problems without peers:", unmeasured);
+      unmeasured.clear();
+      for (const std::string& step : code.steps(chapter))
+        if (listed_beside_peers(code, chapter, step) && !beside_peers[chapter].contains(step))
+          unmeasured.push_back(step);
+      add(chapter, "steps without peers:", unmeasured);
     }
     for (const std::string part : {"times", "counters"}) {
       std::vector<std::string> names;
@@ -248,19 +274,6 @@ std::vector<std::string> missing(const fs::path& folder, CodeKeys& code) {
 bool only_others(const fs::path& folder) {
   return std::ranges::all_of(read_parts(folder),
                              [](const auto& part) { return unit_of(part.first).part == kOthers; });
-}
-
-// The steps of a line of peers, also those that refused its problem.
-std::set<std::string> steps_beside_peers(const json& line) {
-  std::set<std::string> steps;
-  for (const json& problem : line.value("problems", json::array()))
-    for (const json& run : problem.value("runs", json::array()))
-      for (const json& step : run.value("steps", json::array()))
-        steps.insert(step.value("name", kUnknown));
-  return steps;
-}
-bool all_in(const std::vector<std::string>& names, const std::set<std::string>& all) {
-  return std::ranges::all_of(names, [&](const std::string& name) { return all.contains(name); });
 }
 
 // Whether a listed problem has no line yet, or none of one of its steps; for times, whether a step
