@@ -136,23 +136,6 @@ __device__ __forceinline__ void issue_dq(Scores& dq, const Element* sdS, const E
   wgmma_commit();
 }
 
-// Passes fragments to the thread with the same index in the other warpgroup: both warpgroups have
-// the same layout.
-__device__ __forceinline__ void store_fragments(uint4 (&s)[4][kWarpgroup],
-                                                const Fragments& x) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    s[i][thread_index() % kWarpgroup] = make_uint4(x[i][0], x[i][1], x[i][2], x[i][3]);
-}
-__device__ __forceinline__ void load_fragments(Fragments& x,
-                                               const uint4 (&s)[4][kWarpgroup]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint4 a = s[i][thread_index() % kWarpgroup];
-    x[i][0] = a.x, x[i][1] = a.y, x[i][2] = a.z, x[i][3] = a.w;
-  }
-}
-
 // S^T becomes P^T = exp(scale S^T - lse). `sLse`: at this lane's first row.
 __device__ __forceinline__ void probabilities(Scores& s, const float* sLse,
                                               float softmax_scale_log2) {

@@ -22,6 +22,7 @@
 #include "ptx/stmatrix.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
+#include "kernels/backward_cluster.h"
 #include "kernels/backward_d256.h"
 #include "kernels/backward_tiles.h"
 
@@ -151,23 +152,6 @@ __device__ __forceinline__ void issue_dq(Scores& dq, const Element* sdS, const E
   wgmma_commit();
 }
 
-// Passes fragments to the thread with the same index in the other warpgroup: both warpgroups have
-// the same layout.
-__device__ __forceinline__ void store_fragments(uint4 (&s)[4][kWarpgroup],
-                                                const Fragments& x) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    s[i][thread_index() % kWarpgroup] = make_uint4(x[i][0], x[i][1], x[i][2], x[i][3]);
-}
-__device__ __forceinline__ void load_fragments(Fragments& x,
-                                               const uint4 (&s)[4][kWarpgroup]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint4 a = s[i][thread_index() % kWarpgroup];
-    x[i][0] = a.x, x[i][1] = a.y, x[i][2] = a.z, x[i][3] = a.w;
-  }
-}
-
 // S^T becomes P^T = exp(scale S^T - lse). `sLse`: at this lane's first row.
 __device__ __forceinline__ void probabilities(Scores& s, const float* sLse,
                                               float softmax_scale_log2) {
@@ -203,28 +187,6 @@ __device__ __forceinline__ void store_ds(Element* sdS,
 #pragma unroll
   for (int i = 0; i < Config::kBlockM / 16; ++i) stmatrix_x4_trans(to + 16 * 64 * i, ds[i]);
 }
-
-// The first block of the cluster has taken `next` from the counter and sends it to the other.
-// Returns it in both. One thread of each.
-//! [take]
-template <class Element>
-__device__ __forceinline__ unsigned share_next(SharedStorage<Element>& smem, unsigned next,
-                                               int rank, int phase) {
-  if (rank == 0) {
-    mbarrier_wait(&smem.taken_empty, phase ^ 1);
-    smem.sTaken[0] = make_uint4(next, 0, 0, 0);
-    fence_proxy_async();
-    bulk_copy_to_cluster(&smem.sTaken[1], &smem.sTaken[0], 16, &smem.taken_full, 1);
-    return next;
-  }
-  mbarrier_arrive_expect_tx(&smem.taken_full, 16);
-  mbarrier_wait(&smem.taken_full, phase);
-  next = smem.sTaken[1].x;
-  fence_proxy_async();  // before the next copy overwrites it
-  mbarrier_release_cluster(cluster_address(&smem.taken_empty, 0));
-  return next;
-}
-//! [take]
 
 // One thread. Each block loads half of the columns of Q and dO, for both: its barrier counts the
 // bytes of both halves. Corner of a box: column in the panel, row, panel, head.

@@ -1,9 +1,7 @@
-// Parts of b11 that are as in b9: the exchange of fragments between its two warpgroups, and of the
-// next key tile between the two blocks of a cluster.
+// The exchange of the next key tile between the two blocks of a cluster, of b9 and b11.
 #pragma once
 
 #include "attn/kernel.h"
-#include "kernels/hopper/fragments.h"
 #include "ptx/cluster.h"
 #include "ptx/mbarrier.h"
 #include "ptx/tma.h"
@@ -11,25 +9,9 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// Passes fragments to the thread with the same index in the other warpgroup: both warpgroups have
-// the same layout.
-__device__ __forceinline__ void store_fragments(uint4 (&s)[4][kWarpgroup],
-                                                const uint32_t (&x)[4][4]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    s[i][thread_index() % kWarpgroup] = make_uint4(x[i][0], x[i][1], x[i][2], x[i][3]);
-}
-__device__ __forceinline__ void load_fragments(uint32_t (&x)[4][4],
-                                               const uint4 (&s)[4][kWarpgroup]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint4 a = s[i][thread_index() % kWarpgroup];
-    x[i][0] = a.x, x[i][1] = a.y, x[i][2] = a.z, x[i][3] = a.w;
-  }
-}
-
 // The first block of the cluster has taken `next` from the counter and sends it to the other.
 // Returns it in both. One thread of each.
+//! [take]
 template <class SharedStorage>
 __device__ __forceinline__ unsigned share_next(SharedStorage& smem, unsigned next, int rank,
                                                int phase) {
@@ -47,5 +29,6 @@ __device__ __forceinline__ unsigned share_next(SharedStorage& smem, unsigned nex
   mbarrier_release_cluster(cluster_address(&smem.taken_empty, 0));
   return next;
 }
+//! [take]
 
 }  // namespace ATTN_BACKEND::hopper

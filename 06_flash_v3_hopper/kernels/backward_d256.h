@@ -1,9 +1,10 @@
-// Parts of b8 and b9 that are no part of their pipeline: the order of visits, tensor maps, and the
-// conversion of dQ.
+// Parts of b8, b9 and b11 that are no part of their pipeline: the order of visits, the exchange of
+// fragments between warpgroups, tensor maps, and the conversion of dQ.
 #pragma once
 
 #include "attn/kernel.h"
 #include "kernels/backward_tiles.h"
+#include "kernels/hopper/fragments.h"
 #include "ptx/grid_dependency.h"
 #include "ptx/tma.h"
 
@@ -21,6 +22,23 @@ struct Visit {
 };
 __device__ __forceinline__ int count_visits(const KeyTile& work) {
   return (work.end - work.first_head) * (work.q_range.end - work.q_range.begin);
+}
+
+// Passes fragments to the thread with the same index in the other warpgroup: both warpgroups have
+// the same layout.
+__device__ __forceinline__ void store_fragments(uint4 (&s)[4][kWarpgroup],
+                                                const uint32_t (&x)[4][4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    s[i][thread_index() % kWarpgroup] = make_uint4(x[i][0], x[i][1], x[i][2], x[i][3]);
+}
+__device__ __forceinline__ void load_fragments(uint32_t (&x)[4][4],
+                                               const uint4 (&s)[4][kWarpgroup]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint4 a = s[i][thread_index() % kWarpgroup];
+    x[i][0] = a.x, x[i][1] = a.y, x[i][2] = a.z, x[i][3] = a.w;
+  }
 }
 
 // A map as of map_of, of boxes of 64 rows and two panels.

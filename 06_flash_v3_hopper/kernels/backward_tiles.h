@@ -156,29 +156,17 @@ __device__ __forceinline__ void store_gradient(Element* g, int64_t row_stride, i
 }
 //! [store]
 
-// (1) Preprocess: lse in log2 units and D = rowsum(dO . O) per row, from the rounded O; clears the
-// dQ accumulator and the tile counter. Rows past the end and fully masked rows get lse = +inf, so
-// that P = 0. `kDependents`: the next launch may begin as soon as all blocks have begun.
-//! [dot]
-template <class Element, class Config, bool kDependents = false>
-__global__ void __launch_bounds__(256)
-    dot_kernel(const Element* gO,   // [B, Hq, seqlen_q, d]
-               const Element* gdO,  // [B, Hq, seqlen_q, d]
-               const float* gLse,   // [B, Hq, seqlen_q]
-               float* gRows,        // [tiles, 2, kBlockM]: lse / log(2), D
-               float4* gAccum,      // [tiles, kFragments, 256]; null: not cleared
-               unsigned* gCounter,  // of a dynamic tile scheduler, or null
-               Shape shape, int num_m_blocks) {
+// Of a query tile: lse in log2 units and D = rowsum(dO . O) per row, from the rounded O. Rows past
+// the end and fully masked rows get lse = +inf, so that P = 0. All 256 threads of a block.
+template <class Element, class Config>
+__device__ __forceinline__ void preprocess_rows(const Element* gO, const Element* gdO,
+                                                const float* gLse, float* gRows,
+                                                const Shape& shape, int64_t tile,
+                                                int num_m_blocks) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM;
   constexpr int kLanes = kHeadDim / 8;  // per row, 16 bytes each
-  if constexpr (kDependents) launch_dependents();
-  const int64_t tile = blockIdx.x, bh = tile / num_m_blocks;
+  const int64_t bh = tile / num_m_blocks;
   const int row0 = static_cast<int>(tile % num_m_blocks) * kBlockM;
-  if (gCounter != nullptr && tile == 0 && threadIdx.x == 0) *gCounter = 0;
-  if (gAccum != nullptr)
-#pragma unroll
-    for (int f = 0; f < Config::kFragments; ++f)
-      gAccum[(tile * Config::kFragments + f) * 256 + threadIdx.x] = float4{};
 #pragma unroll
   for (int r = static_cast<int>(threadIdx.x) / kLanes; r < kBlockM; r += 256 / kLanes) {
     const bool inside = row0 + r < shape.seqlen_q;
@@ -201,6 +189,28 @@ __global__ void __launch_bounds__(256)
       gRows[tile * (2 * kBlockM) + kBlockM + r] = sum;
     }
   }
+}
+
+// (1) Preprocess; clears the dQ accumulator and the tile counter. `kDependents`: the next launch
+// may begin as soon as all blocks have begun.
+//! [dot]
+template <class Element, class Config, bool kDependents = false>
+__global__ void __launch_bounds__(256)
+    dot_kernel(const Element* gO,   // [B, Hq, seqlen_q, d]
+               const Element* gdO,  // [B, Hq, seqlen_q, d]
+               const float* gLse,   // [B, Hq, seqlen_q]
+               float* gRows,        // [tiles, 2, kBlockM]: lse / log(2), D
+               float4* gAccum,      // [tiles, kFragments, 256]; null: not cleared
+               unsigned* gCounter,  // of a dynamic tile scheduler, or null
+               Shape shape, int num_m_blocks) {
+  if constexpr (kDependents) launch_dependents();
+  const int64_t tile = blockIdx.x;
+  if (gCounter != nullptr && tile == 0 && threadIdx.x == 0) *gCounter = 0;
+  if (gAccum != nullptr)
+#pragma unroll
+    for (int f = 0; f < Config::kFragments; ++f)
+      gAccum[(tile * Config::kFragments + f) * 256 + threadIdx.x] = float4{};
+  preprocess_rows<Element, Config>(gO, gdO, gLse, gRows, shape, tile, num_m_blocks);
 }
 //! [dot]
 

@@ -114,8 +114,8 @@ __device__ __forceinline__ bool add_dq(float4* accum, float (&dq)[kFragments][4]
 }
 //! [add]
 
-// (1) Preprocess of a query tile: lse in log2 units and D, as dot_kernel of the earlier steps;
-// clears the semaphores, and dQ of a tile that no key tile visits.
+// (1) Preprocess of a query tile, as dot_kernel; clears the semaphores and the tile counter instead
+// of the accumulator, and dQ if no key tile visits the query tile.
 //! [preprocess]
 template <class Element, class Config, int kSemaphoresPerTile = 1>
 __global__ void __launch_bounds__(256)
@@ -134,30 +134,13 @@ __global__ void __launch_bounds__(256)
   const int row0 = static_cast<int>(tile % num_m_blocks) * kBlockM;
   if (threadIdx.x < kSemaphoresPerTile) gSemaphore[kSemaphoresPerTile * tile + threadIdx.x] = 0;
   if (tile == 0 && threadIdx.x == 0) *gCounter = 0;
-  const bool visited = is_visited(shape, row0, kBlockM);
+  preprocess_rows<Element, Config>(gO, gdO, gLse, gRows, shape, tile, num_m_blocks);
+  if (is_visited(shape, row0, kBlockM)) return;
 #pragma unroll
-  for (int r = static_cast<int>(threadIdx.x) / kLanes; r < kBlockM; r += 256 / kLanes) {
-    const bool inside = row0 + r < shape.seqlen_q;
-    const int64_t row = bh * shape.seqlen_q + row0 + r;
-    float sum = 0;
-    if (inside) {
-      const int64_t i = row * kHeadDim + threadIdx.x % kLanes * 8;
-      const uint4 o = *reinterpret_cast<const uint4*>(gO + i);
-      const uint4 d_o = *reinterpret_cast<const uint4*>(gdO + i);
-      const uint32_t a[4] = {o.x, o.y, o.z, o.w}, b[4] = {d_o.x, d_o.y, d_o.z, d_o.w};
-#pragma unroll
-      for (int c = 0; c < 8; ++c)
-        sum += unpack<Element>(a[c / 2], c % 2) * unpack<Element>(b[c / 2], c % 2);
-      if (!visited) *reinterpret_cast<uint4*>(gdQ + i) = uint4{};
-    }
-#pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-    if (threadIdx.x % kLanes == 0) {
-      const float lse = inside ? gLse[row] : -INFINITY;
-      gRows[tile * (2 * kBlockM) + r] = lse == -INFINITY ? INFINITY : lse * kLog2e;
-      gRows[tile * (2 * kBlockM) + kBlockM + r] = sum;
-    }
-  }
+  for (int r = static_cast<int>(threadIdx.x) / kLanes; r < kBlockM; r += 256 / kLanes)
+    if (row0 + r < shape.seqlen_q)
+      *reinterpret_cast<uint4*>(gdQ + (bh * shape.seqlen_q + row0 + r) * kHeadDim +
+                                threadIdx.x % kLanes * 8) = uint4{};
 }
 //! [preprocess]
 

@@ -118,6 +118,8 @@ typedef struct attn_problem {
   /** 1: tensors with strides, or not aligned to 16 bytes, are copied to and from the workspace.
      0: they are refused. */
   int32_t copy_strided;
+  /** 1: only steps whose outputs are bitwise equal from run to run (attn_describe). */
+  int32_t deterministic;
 } attn_problem;
 
 /** [B, H, N, d] with the last dimension contiguous; strides in elements. All 0: contiguous. For
@@ -205,7 +207,7 @@ ATTN_API const char* attn_last_error(void);
 /** The names of all steps, one per line with the operation: "01_naive/v1_global forward". */
 ATTN_API const char* attn_steps(void);
 /** A step as JSON: operation, idea, dtypes and head_dims (empty: any), most_queries (0: any),
-    deterministic (bit-equal from run to run), features, support, compute_capability. */
+    deterministic (bitwise equal from run to run), features, support, compute_capability. */
 ATTN_API attn_status attn_describe(const char* step, char* text, size_t bytes, size_t* needed);
 /** One line per step of an operation ("forward"): whether it takes the problem, or why not; the
     step that null selects is marked "best". Writes at most `bytes` bytes to `text`, 0 at the end;

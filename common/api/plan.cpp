@@ -324,6 +324,7 @@ Known known_of(Call call, const attn_problem* from) {
   } else if (from->backend != ATTN_EMULATED) {
     invalid(fmt::format("backend {}: must be 0 (GPU) or 1 (emulated)", from->backend));
   }
+  known.deterministic = from->deterministic != 0;
   Problem& p = known.problem;
   const auto positive = [](const char* name, int64_t value, int64_t most) {
     if (value < 1 || value > most)

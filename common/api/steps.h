@@ -26,6 +26,7 @@ struct Known {
   Problem problem;
   Device device = Backend::emulated;
   bool host_lengths = true;  ///< false: lengths of sequences are on the device alone
+  bool deterministic = false;  ///< only steps whose outputs are bitwise equal from run to run
 };
 /// A line about options of the chapter programs, with the names of attn_problem's fields:
 /// "--head-dim 7: ..." becomes "head_dim 7: ...".
@@ -35,7 +36,7 @@ std::string in_fields(const std::string& line);
 std::optional<std::string> reason_against(const NamedStep&, const Known&);
 
 /// The steps of an operation, the preferred ones first. The order is that of a table; it depends on
-/// the problem's type and kind of mask alone.
+/// the type, the kind of mask and the size of the problem alone.
 std::vector<const NamedStep*> by_preference(std::string_view operation, const Problem&);
 
 }  // namespace attn::api

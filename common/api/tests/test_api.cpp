@@ -487,3 +487,31 @@ TEST_CASE("attn_which names every step of an operation, and why not", "[which]")
   CHECK(std::ranges::count(text, '\n') == forwards);
   CHECK(attn_which("backwards", &p, nullptr, 0, nullptr) == ATTN_INVALID_VALUE);
 }
+
+TEST_CASE("with deterministic, the best step is one whose results do not differ", "[which]") {
+  attn_problem p;
+  attn_problem_defaults(&p);
+  p.backend = ATTN_EMULATED, p.deterministic = 1;
+  p.batch = 2, p.heads = 4, p.kv_heads = 2, p.seqlen_q = p.seqlen_k = 4096;
+  const auto best = [&] {
+    attention::Plan plan(attn_backward_plan, p);
+    return std::string(plan.step());
+  };
+  p.head_dim = 64;
+  CHECK(best() == "06_flash_v3_hopper/b10_deterministic");
+  p.head_dim = 256;
+  CHECK(best() == "06_flash_v3_hopper/b11_deterministic_cluster");
+  p.head_dim = 128, p.softcap = 20;
+  CHECK(best() == "04_flash_v2/b8_deterministic");
+  p.step = "04_flash_v2/b7_tuned";
+  CHECK(line_of(Call::backward, p) ==
+        "04_flash_v2/b7_tuned: deterministic 1: results differ from run to run (order of atomics)");
+  p.deterministic = 0;
+  CHECK(line_of(Call::backward, p) == "");
+  p.step = nullptr, p.softcap = 0, p.seqlen_q = p.seqlen_k = 1024;
+  CHECK(best() == "06_flash_v3_hopper/b7_dependent_launches");
+  p.batch = 64;  // many short sequences
+  CHECK(best() == "06_flash_v3_hopper/b10_deterministic");
+  p.head_dim = 256;
+  CHECK(best() == "06_flash_v3_hopper/b9_cluster");
+}

@@ -28,17 +28,13 @@ def _slopes(alibi_slopes):
     return alibi_slopes
 
 
-# Adds dq in a fixed order, where other steps use fp32 atomics.
-_DETERMINISTIC = "04_flash_v2/b8_deterministic"
-
-
 def attention(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
               deterministic, return_attn_probs, **packed):
     """What all functions below call: (out, softmax_lse, None) with return_attn_probs, else out."""
     found = attn_torch.attention(
         q, k, v, causal=causal, window=window_size, scale=softmax_scale, softcap=softcap,
         alibi=_slopes(alibi_slopes), dropout=dropout_p, layout="bnhd", return_lse=return_attn_probs,
-        backward_step=_DETERMINISTIC if deterministic else None, **packed)
+        deterministic=deterministic or None, **packed)
     return (*found, None) if return_attn_probs else found
 
 

@@ -191,16 +191,21 @@ def quantised_forward(q, k, v, dtype, *, causal=False, window=None, scale=None, 
 
 def backward(q, k, v, o, lse, dout, *, causal=False, window=None, scale=None, softcap=0.0,
              alibi=None, dropout=0.0, seed=0, cu_seqlens_q=None, cu_seqlens_k=None,
-             max_seqlen_q=None, max_seqlen_k=None, layout="bhnd", step=None, stream=None):
-    """Gradients of attention: (dq, dk, dv), from a forward pass's o and lse and from dout."""
+             max_seqlen_q=None, max_seqlen_k=None, layout="bhnd", step=None, deterministic=False,
+             stream=None):
+    """Gradients of attention: (dq, dk, dv), from a forward pass's o and lse and from dout.
+
+    `deterministic`: only by steps whose gradients are bitwise equal from run to run.
+    """
     key = None
     plain = alibi is cu_seqlens_q is cu_seqlens_k is stream is None and not dropout
     if plain:
         key, again = Repeated.find((q, k, v, o, lse, dout), "backward", causal, window, scale,
-                                   softcap, layout, step)
+                                   softcap, layout, step, deterministic)
         if again:
             return again.run((q, k, v, o, lse, dout))
     call = Call("backward", layout, step, stream)
+    call.fields["deterministic"] = int(bool(deterministic))
     qv, kv, vv = _attention(call, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     masks(call, causal, window, scale, softcap)
     _slopes(call, alibi)

@@ -77,11 +77,13 @@ def _forward_shapes(q, k, v, alibi, cu_q, cu_k, max_q, max_k, dropout, seed, *op
 
 
 @_without_gradients
-def _backward(q, k, v, o, lse, dout, alibi, cu_q, cu_k, max_q, max_k, dropout, seed, *options):
+def _backward(q, k, v, o, lse, dout, alibi, cu_q, cu_k, max_q, max_k, dropout, seed, scale, softcap,
+              causal, left, right, layout, step, deterministic=False):
     return operations.backward(q, k, v, o, lse, dout, alibi=alibi, cu_seqlens_q=cu_q,
                                cu_seqlens_k=cu_k, max_seqlen_q=max_q or None,
                                max_seqlen_k=max_k or None, dropout=dropout, seed=seed,
-                               **_options(*options))
+                               deterministic=deterministic,
+                               **_options(scale, softcap, causal, left, right, layout, step))
 
 
 def _backward_shapes(q, k, v, *_):
@@ -119,7 +121,8 @@ def _paged_append(k_new, v_new, k_pages, v_pages, page_table, lengths, step):
 _register(f"forward(Tensor q, Tensor k, Tensor v, Tensor? alibi, {_PACKED}, {_SIZES}) -> "
           "(Tensor, Tensor)", _forward, _forward_shapes)
 _register("backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor dout, Tensor? "
-          f"alibi, {_PACKED}, {_SIZES}) -> (Tensor, Tensor, Tensor)", _backward, _backward_shapes)
+          f"alibi, {_PACKED}, {_SIZES}, bool deterministic=False) -> (Tensor, Tensor, Tensor)",
+          _backward, _backward_shapes)
 _register("quantised_forward(Tensor q, Tensor k, Tensor v, str dtype, float scale, bool causal, "
           "int window_left, int window_right, str layout, str step) -> (Tensor, Tensor)",
           _quantised,
@@ -158,11 +161,11 @@ class _Attention(torch.autograd.Function):
     """An operator of its own would cost a call more; the gradient is found here instead."""
 
     @staticmethod
-    def forward(ctx, q, k, v, alibi, cu_q, cu_k, options, backward_step):
+    def forward(ctx, q, k, v, alibi, cu_q, cu_k, options, backward_step, deterministic):
         run = _forward if _is_eager(q, k, v) else torch.ops.attn.forward
         o, lse = run(q, k, v, alibi, cu_q, cu_k, *options)
         ctx.save_for_backward(q, k, v, o, lse, alibi, cu_q, cu_k)
-        ctx.options = *options[:-1], backward_step
+        ctx.options = *options[:-1], backward_step, deterministic
         ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)  # lse's would be zeros, a launch
         return o, lse
@@ -171,18 +174,27 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, dout, _):
         _refuse_second_derivatives()
         if dout is None:
-            return (None,) * 8
+            return (None,) * 9
         q, k, v, o, lse, alibi, cu_q, cu_k = ctx.saved_tensors
         run = _backward if _is_eager(q, o, dout) else torch.ops.attn.backward
         gradients = run(q, k, v, o, lse, dout.contiguous(), alibi, cu_q, cu_k, *ctx.options)
-        return (*gradients, *(None,) * 5)
+        return (*gradients, *(None,) * 6)
+
+
+def _wants_determinism():
+    """As PyTorch's own backward passes: with warn_only they stay as they are."""
+    return (torch.are_deterministic_algorithms_enabled() and
+            not torch.is_deterministic_algorithms_warn_only_enabled())
 
 
 def attention(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, alibi=None,
               dropout=0.0, seed=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
-              max_seqlen_k=None, layout="bhnd", step=None, backward_step=None, return_lse=False):
+              max_seqlen_k=None, layout="bhnd", step=None, backward_step=None, deterministic=None,
+              return_lse=False):
     """attn.forward with gradients of q, k and v; `backward_step` names the backward pass's step.
 
+    `deterministic`: gradients are bitwise equal from run to run. None: if PyTorch is told to be
+    (torch.use_deterministic_algorithms).
     lse has no gradient. With alibi there are none at all, and no second derivatives. Without
     `seed`, dropout draws one from PyTorch's CPU generator (torch.manual_seed).
     """
@@ -200,7 +212,8 @@ def attention(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, al
     options = (max_seqlen_q or 0, max_seqlen_k or 0, float(dropout), seed, lib.scale_of(scale),
                float(softcap or 0), bool(causal), *lib.window_of(window), layout, step or "")
     o, lse = _Attention.apply(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options,
-                              backward_step or "")
+                              backward_step or "",
+                              _wants_determinism() if deterministic is None else deterministic)
     return (o, lse) if return_lse else o
 
 
