@@ -18,23 +18,38 @@ const std::array<float, 256> kE4M3 = [] {
   return all;
 }();
 
-float half_to_float(bool bf16, std::uint16_t bits) {
-  if (bf16) return static_cast<float>(std::bit_cast<BFloat16>(bits));
-  return static_cast<float>(std::bit_cast<Float16>(bits));
-}
+// One and two registers of any x86-64. What the loops below would become if the compiler saw that
+// the sums can stay in registers.
+using Four = float __attribute__((vector_size(16)));
+using FourBits = std::uint32_t __attribute__((vector_size(16)));
+using Eight = float __attribute__((vector_size(32)));
 
-// The hardware adds up in an order of its own, too: here four sums, which a vector unit does at
-// once.
-float dot(const float* a, const float* b) {
-  float part[4] = {};
-  for (int k = 0; k < 16; k += 4)
-    for (int i = 0; i < 4; ++i) part[i] += a[k + i] * b[k + i];
+// 16 numbers along k.
+using Sixteen = std::array<Four, 4>;
+
+// The hardware adds up in an order of its own, too: here four sums at once.
+float dot(const Sixteen& a, const Sixteen& b) {
+  Four part = {};
+  for (std::size_t i = 0; i < 4; ++i) part += a[i] * b[i];
   return (part[0] + part[1]) + (part[2] + part[3]);
 }
 
-// Eight at once: two registers of any x86-64. What the loops below would become if the compiler saw
-// that the sums can stay in registers.
-using Eight = float __attribute__((vector_size(32)));
+// Exact: infinities, NaNs and subnormal numbers, too.
+Four floats_of(bool bf16, FourBits bits) {
+  if (bf16) return std::bit_cast<Four>(bits << 16);
+  // The exponent of fp16 in the place of that of fp32, and then 127 - 15 more.
+  const Four size = std::bit_cast<Four>((bits & 0x7FFF) << 13) * 0x1p112F;
+  const FourBits special = std::bit_cast<FourBits>((bits & 0x7C00) == 0x7C00) & 0x7F800000;
+  return std::bit_cast<Four>(std::bit_cast<FourBits>(size) | special | (bits & 0x8000) << 16);
+}
+Sixteen floats_of(bool bf16, const std::uint16_t (&bits)[16]) {
+  Sixteen all;
+  for (std::size_t i = 0; i < 4; ++i) {
+    const std::uint16_t* const b = bits + 4 * i;
+    all[i] = floats_of(bf16, FourBits{b[0], b[1], b[2], b[3]});
+  }
+  return all;
+}
 
 // The products of a row of A and all eight columns of B: eight times what dot() gives.
 void dots(const float (&a)[16], const Eight (&b)[16], Eight& out) {
@@ -44,17 +59,24 @@ void dots(const float (&a)[16], const Eight (&b)[16], Eight& out) {
   out = (part[0] + part[1]) + (part[2] + part[3]);
 }
 
-// Column n of B, or row n of A: 16 floats along k.
-void along_k(const WgmmaPart& p, std::uint64_t descriptor, bool mn_major, int n, float (&out)[16]) {
+// Column n of B, or row n of A, K-major: along k.
+Sixteen along_k(const WgmmaPart& p, std::uint64_t descriptor, int n) {
   std::uint16_t bits[16];
-  if (mn_major) {
-    for (int k = 0; k < 16; ++k)
-      std::memcpy(&bits[k], p.shared + operand_offset(descriptor, true, n, k), 2);
-  } else {
-    for (int k = 0; k < 16; k += 8)
-      std::memcpy(&bits[k], p.shared + operand_offset(descriptor, false, n, k), 16);
+  for (int k = 0; k < 16; k += 8)
+    std::memcpy(&bits[k], p.shared + operand_offset(descriptor, false, n, k), 16);
+  return floats_of(p.bf16, bits);
+}
+
+// Columns n and n + 1 of B, n even: along k.
+std::array<Sixteen, 2> two_columns(const WgmmaPart& p, int n) {
+  if (!p.mn_major) return {along_k(p, p.b, n), along_k(p, p.b, n + 1)};
+  std::uint16_t bits[2][16];
+  for (int k = 0; k < 16; ++k) {  // the two are neighbours
+    std::uint16_t both[2];
+    std::memcpy(both, p.shared + operand_offset(p.b, true, n, k), 4);
+    bits[0][k] = both[0], bits[1][k] = both[1];
   }
-  to_floats(p.bf16, bits, out);
+  return {floats_of(p.bf16, bits[0]), floats_of(p.bf16, bits[1])};
 }
 
 // Column n of B, or row n of A, of e4m3: 32 floats along k.
@@ -120,14 +142,6 @@ void wgmma_e4m3(const WgmmaPart& p) {
     }
 }
 
-void to_floats(bool bf16, const std::uint16_t* elements, float (&out)[16]) {
-  if (bf16)
-    for (int i = 0; i < 16; ++i)
-      out[i] = std::bit_cast<float>(static_cast<std::uint32_t>(elements[i]) << 16);
-  else
-    for (int i = 0; i < 16; ++i) out[i] = half_to_float(false, elements[i]);
-}
-
 namespace {
 template <class Element>
 void mma_m16n8k16_of(const std::array<MmaLane*, 32>& lanes) {
@@ -159,10 +173,10 @@ void mma_m16n8k16(bool bf16, const std::array<MmaLane*, 32>& lanes) {
 }
 
 void wgmma(const WgmmaPart& p) {
-  float a[2][16];
+  Sixteen a[2];
   for (int half = 0; half < 2; ++half) {
     if (!p.registers) {
-      along_k(p, p.a, false, p.row + 8 * half, a[half]);
+      a[half] = along_k(p, p.a, p.row + 8 * half);
       continue;
     }
     std::uint16_t bits[16];
@@ -170,17 +184,16 @@ void wgmma(const WgmmaPart& p) {
       const std::uint32_t pair = p.registers[k % 8 / 2][half + k / 8 * 2];
       std::memcpy(&bits[k], &pair, 4);
     }
-    to_floats(p.bf16, bits, a[half]);
+    a[half] = floats_of(p.bf16, bits);
   }
-  for (int n = 0; n < p.columns / 8; ++n)
-    for (int j = 0; j < 2; ++j) {
-      float b[16];
-      along_k(p, p.b, p.mn_major, 8 * n + 2 * (p.lane % 4) + j, b);
-      for (int row = 0; row < 2; ++row) {
+  for (int n = 0; n < p.columns / 8; ++n) {
+    const std::array<Sixteen, 2> b = two_columns(p, 8 * n + 2 * (p.lane % 4));
+    for (std::size_t j = 0; j < 2; ++j)
+      for (std::size_t row = 0; row < 2; ++row) {
         float& sum = p.d[n][2 * row + j];
-        sum = (p.accumulate ? sum : 0) + dot(a[row], b);
+        sum = (p.accumulate ? sum : 0) + dot(a[row], b[j]);
       }
-    }
+  }
 }
 
 }  // namespace attn::emulator

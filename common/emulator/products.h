@@ -25,9 +25,6 @@ struct MmaLane {
 };
 void mma_m16n8k16(bool bf16, const std::array<MmaLane*, 32>& lanes);
 
-/// Sixteen elements as floats.
-void to_floats(bool bf16, const std::uint16_t* elements, float (&out)[16]);
-
 /// A thread's part of `wgmma`, as ptx/wgmma.h has it: two rows of A, and of B the columns 2t and 2t
 /// + 1 of every eight, t = lane % 4.
 struct WgmmaPart {

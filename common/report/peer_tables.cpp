@@ -98,10 +98,11 @@ Through through_of(const fs::path& folder, const std::string& text) {
   return through;
 }
 
-// "FILE ... step=NAME,NAME peers=NAME,NAME through=PEER:DOCUMENT:LIBRARY"
+// "FILE ... step=NAME,NAME peers=NAME,NAME through=PEER:DOCUMENT:LIBRARY over=STEP". `over`: a
+// step of the same document, compared by the medians of both.
 struct Wish {
   Words names, steps, peers;
-  std::string through;
+  std::string through, over;
 };
 Wish wish_of(const std::string& kind, const Words& words) {
   Wish w;
@@ -112,10 +113,12 @@ Wish wish_of(const std::string& kind, const Words& words) {
       w.peers = split(word.substr(6));
     else if (word.starts_with("through="))
       w.through = word.substr(8);
+    else if (word.starts_with("over="))
+      w.over = word.substr(5);
     else if (word.find('=') != word.npos)
       throw InputError(
-          fmt::format("table {}: {}: must be a file, step=NAME, peers=NAME,NAME or "
-                      "through=PEER:DOCUMENT:LIBRARY",
+          fmt::format("table {}: {}: must be a file, step=NAME, peers=NAME,NAME, "
+                      "through=PEER:DOCUMENT:LIBRARY or over=STEP",
                       kind, word));
     else
       w.names.push_back(word);
@@ -153,7 +156,7 @@ std::string peers_table(const fs::path& path) {
 }
 
 std::string ratios_table(const fs::path& folder, const Words& words) {
-  const auto [names, steps, peers, by_way_of] = wish_of("ratios", words);
+  const auto [names, steps, peers, by_way_of, over] = wish_of("ratios", words);
   const Through through = by_way_of.empty() ? Through{} : through_of(folder, by_way_of);
   Grid grid;
   std::string head;
@@ -190,6 +193,11 @@ std::string ratios_table(const fs::path& folder, const Words& words) {
                    copy > 0 ? fmt::format("{:.1f}", 100 * per_s / copy) : "n/a");
         } else if (median > 0) {
           grid.add("TFLOP/s", "TFLOP/s", rate(s.at("flop").get<double>() / median));
+        }
+        if (!over.empty()) {
+          const double other = median_of(p, over);
+          if (other == 0) throw InputError(fmt::format("over={}: {} has none", over, name));
+          grid.add("over", "x " + code(over), fmt::format("{:.2f}", other / median));
         }
         for (const json& peer : p.at("peers"))  // includes peers without a ratio, to show that
           if (wanted(peers, name_of(peer)))

@@ -323,7 +323,12 @@ TEST_CASE("a table of ratios: rate, median and quartiles of each peer, - where t
   has_line(all, "| B=1 Hq=16 Hkv=16 N=1024 d=128 bf16 | `v4` | 100.0 | 0.40 (0.39 .. 0.41) |");
   has(reports.refusal("ratios p step=v9"), "has no such ratio");
   has(reports.refusal("ratios p steps=v7"),
-      "steps=v7: must be a file, step=NAME, peers=NAME,NAME or through=PEER:DOCUMENT:LIBRARY");
+      "steps=v7: must be a file, step=NAME, peers=NAME,NAME, through=PEER:DOCUMENT:LIBRARY or "
+      "over=STEP");
+  const std::string over = reports.table("ratios p step=v7 peers=flash over=v4");
+  has_line(over, "| problem | TFLOP/s | x `v4` | x flash |");
+  has_line(over, "| B=1 Hq=16 Hkv=16 N=1024 d=128 bf16 | 300.0 | 1.00 | 0.81 (0.80 .. 0.82) |");
+  has(reports.refusal("ratios p step=v7 over=v9"), "over=v9: p has none");
 
   // Problems on rows, from two files; a step that refuses a problem keeps its row.
   const auto rows = [&](const char* name, int64_t cols, double s) {

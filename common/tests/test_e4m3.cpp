@@ -2,7 +2,9 @@
 // model is one function, add_up_e4m3; on a GPU it is compared with the hardware.
 #include <fmt/format.h>
 
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -174,6 +176,38 @@ int compare(Backend backend, int way) {
                        << fmt::format("{:a}", d[row * kSide + row]));
   }
   return different;
+}
+
+TEST_CASE("wgmma takes every number of bf16 and fp16, from registers and from shared memory",
+          "[emulator]") {
+  const auto bits_of = [](float x) { return std::bit_cast<uint32_t>(x); };
+  for (const bool bf16 : {false, true})
+    for (const bool mn_major : {false, true}) {
+      const auto one = static_cast<uint16_t>(bf16 ? 0x3F80 : 0x3C00);
+      uint32_t registers[4][4] = {};
+      const uint32_t* const quad[4] = {registers[0], registers[1], registers[2], registers[3]};
+      std::vector<std::byte> shared(4096);
+      float d[1][4];
+      emulator::WgmmaPart part{};
+      part.d = d, part.columns = 8, part.bf16 = bf16, part.mn_major = mn_major;
+      part.shared = shared.data(), part.registers = quad;
+      // A and B are 0 but for `a` in row 0 and `b` in column 1, at k = 0.
+      const auto product = [&](uint16_t a, uint16_t b) {
+        registers[0][0] = a;
+        std::memcpy(shared.data() + emulator::operand_offset(0, mn_major, 1, 0), &b, 2);
+        emulator::wgmma(part);
+        return d[0][1];
+      };
+      int wrong = 0;
+      for (uint32_t code = 0; code < 65536; ++code) {
+        const auto x = static_cast<uint16_t>(code);
+        const float expected = bf16 ? static_cast<float>(std::bit_cast<emulator::BFloat16>(x))
+                                    : static_cast<float>(std::bit_cast<emulator::Float16>(x));
+        for (const float y : {product(x, one), product(one, x)})
+          wrong += std::isnan(expected) ? !std::isnan(y) : bits_of(y) != bits_of(expected + 0.0F);
+      }
+      CHECK(wrong == 0);
+    }
 }
 
 TEST_CASE("the model of e4m3 sums keeps 13 bits behind the point and cuts off the rest",

@@ -511,6 +511,8 @@ TEST_CASE("with deterministic, the best step is one whose results do not differ"
   p.step = nullptr, p.softcap = 0, p.seqlen_q = p.seqlen_k = 1024;
   CHECK(best() == "06_flash_v3_hopper/b7_dependent_launches");
   p.batch = 64;  // many short sequences
+  CHECK(best() == "06_flash_v3_hopper/b7_dependent_launches");
+  p.kv_heads = 4;  // and no groups
   CHECK(best() == "06_flash_v3_hopper/b10_deterministic");
   p.head_dim = 256;
   CHECK(best() == "06_flash_v3_hopper/b9_cluster");

@@ -10,6 +10,7 @@ export EXPORT
 report=$(realpath "$3")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+export ATTN_PROBLEM_LISTS=$work
 tree="$work/a tree"
 bin=$tree/build/release/bin
 reports=$tree/docs/reports/h200
@@ -308,6 +309,9 @@ exits 0
 has "ATTN_SANITIZE_JOBS" "$output"
 
 # ---- findings that are known to be false ------------------------------------------------------
+# With two of the tools, which are enough here.
+sed -i 's/for tool in memcheck racecheck .*; do/for tool in memcheck racecheck; do/' \
+  "$tree/common/scripts/sanitize.sh"
 # racecheck of one problem reports a race of two lines of v1_three_pass; RACE is the report.
 printf 'a\n  smem.scale[stage] = 1;\nb\n    x * smem.scale[i];\n' \
   >"$tree/02_online_softmax/v1_three_pass.cu"

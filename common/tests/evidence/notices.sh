@@ -6,6 +6,7 @@ set -euo pipefail
 report=$1 project=$2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+export ATTN_PROBLEM_LISTS=$work
 root=$work/project
 reports=$root/docs/reports/gpu
 mkdir -p "$reports"
