@@ -240,6 +240,10 @@ TEST_CASE("ranks: the all-reduces of p6 give what its all-gather gives", "[emula
   copies.own["collective"] = copies.own["transport"] = {1};
   copies.finish();
   CHECK(contains(*refusal(step_named("p6_tree_decode"), copies), "no all-reduce"));
+  // The problem stores the word as a number.
+  copies.own = {{"transport", {1}}};
+  CHECK(*refusal(step_named("v13_even_splits"), copies) ==
+        "--transport: this step has no exchange between devices");
 }
 
 TEST_CASE("ranks: gradients match the reference for any number of ranks", "[emulated][ranks]") {

@@ -157,7 +157,8 @@ __device__ __forceinline__ void store_gradient(Element* g, int64_t row_stride, i
 //! [store]
 
 // Of a query tile: lse in log2 units and D = rowsum(dO . O) per row, from the rounded O. Rows past
-// the end and fully masked rows get lse = +inf, so that P = 0. All 256 threads of a block.
+// the end and fully masked rows get lse = +inf, so that P = 0. All 256 threads of a block; tensors
+// as of dot_kernel.
 template <class Element, class Config>
 __device__ __forceinline__ void preprocess_rows(const Element* gO, const Element* gdO,
                                                 const float* gLse, float* gRows,

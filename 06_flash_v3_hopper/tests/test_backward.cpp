@@ -223,12 +223,14 @@ TEST_CASE("dK and dV are bitwise equal under every thread schedule, dQ to roundi
   check_repeats(Backend::emulated, p, 4, true);
   p = with_heads(problem(140, 300, 256, DType::fp16), 2, 1);
   check_repeats(Backend::emulated, p, 4, false);
-  // Nine key tiles: b7 adds them in another order under every other schedule.
+  // Nine key tiles: b7 and b9 add them in another order under every other schedule.
   for (const int64_t d : {64, 256}) {
     p = with_heads(problem(d == 256 ? 70 : 300, 1100, d, DType::fp16), d == 256 ? 1 : 3, 1);
     p.finish();
     for (const Step* step : backward_steps()) {
-      if (refusal(*step, p) || !(step->deterministic || step->name.starts_with("b7"))) continue;
+      if (refusal(*step, p) || !(step->deterministic || step->name.starts_with("b7") ||
+                                 step->name.starts_with("b9")))
+        continue;
       INFO(step->name << ", " << p.text());
       Session session(p, backward(), Backend::emulated, draw_inputs(p, backward().inputs(p)));
       REQUIRE(session.prepare(*step).ok());
@@ -264,8 +266,10 @@ TEST_CASE("deterministic backward steps clear what an earlier launch left in the
     for (const Step* step : backward_steps()) {
       if (!step->deterministic || refusal(*step, p)) continue;
       INFO(step->name << ", " << p.text());
+      semaphores = 0;
       for (const Workspace& w : step->workspaces(p))
         if (w.name == "dq_semaphores") semaphores = w.bytes / 4;
+      REQUIRE(semaphores > 0);
       Step again = *step;
       original = step->launch.emulated;
       again.launch.emulated = [](const Arguments& args) {

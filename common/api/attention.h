@@ -119,7 +119,7 @@ typedef struct attn_problem {
      0: they are refused. */
   int32_t copy_strided;
   /** 1: only steps whose outputs are bitwise equal from run to run (attn_describe). */
-  int32_t deterministic;
+  int64_t deterministic;
 } attn_problem;
 
 /** [B, H, N, d] with the last dimension contiguous; strides in elements. All 0: contiguous. For

@@ -283,8 +283,9 @@ std::optional<std::string> refusal(const Step& step, const Problem& p) {
   const auto check = [&](const Feature& f) -> std::optional<std::string> {
     const std::vector<double> values = f.values(p);
     if (values.empty() || f.everywhere || takes(step, f.name)) return std::nullopt;
-    const std::string value =
-        f.kind == Feature::Kind::number ? fmt::format(" {}", values[0]) : std::string();
+    // A word that `read` stores as a number is not shown.
+    const bool number = f.kind == Feature::Kind::number && !f.read;
+    const std::string value = number ? fmt::format(" {}", values[0]) : std::string();
     return fmt::format("{}{}: this step has no {}", f.option(), value, f.lacking);
   };
   for (const Feature& f : shared_features())

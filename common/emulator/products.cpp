@@ -37,10 +37,15 @@ float dot(const Sixteen& a, const Sixteen& b) {
 // Exact: infinities, NaNs and subnormal numbers, too.
 Four floats_of(bool bf16, FourBits bits) {
   if (bf16) return std::bit_cast<Four>(bits << 16);
-  // The exponent of fp16 in the place of that of fp32, and then 127 - 15 more.
-  const Four size = std::bit_cast<Four>((bits & 0x7FFF) << 13) * 0x1p112F;
-  const FourBits special = std::bit_cast<FourBits>((bits & 0x7C00) == 0x7C00) & 0x7F800000;
-  return std::bit_cast<Four>(std::bit_cast<FourBits>(size) | special | (bits & 0x8000) << 16);
+  constexpr std::uint32_t kBias = (127 - 15) << 23, kInfinity = 0x7C00 << 13, kOne = 1 << 23;
+  const FourBits size = (bits & 0x7FFF) << 13;  // the exponent of fp16 in the place of that of fp32
+  const FourBits special = std::bit_cast<FourBits>(size >= kInfinity) & kBias;
+  // A subnormal number as one with an exponent, less 2^-14: no subnormal float, which may count as
+  // 0 and takes long.
+  const FourBits small = std::bit_cast<FourBits>(size < kOne);
+  const auto less = std::bit_cast<FourBits>(std::bit_cast<Four>(size + kBias + kOne) - 0x1p-14F);
+  return std::bit_cast<Four>((less & small) | ((size + kBias + special) & ~small) |
+                             (bits & 0x8000) << 16);
 }
 Sixteen floats_of(bool bf16, const std::uint16_t (&bits)[16]) {
   Sixteen all;

@@ -175,6 +175,24 @@ int check(const EvidenceArguments& a) {
   return !edited.empty() || (a.current && !stale.empty()) ? 1 : 0;
 }
 
+// A line about a command that there is not, or that is missing; "" if neither. CLI11 says "A
+// subcommand is required" of both.
+std::string wrong_command(const CLI::App& app, int argc, const char* const* argv) {
+  const CLI::App* at = &app;
+  for (int n = 1;; ++n) {
+    const auto commands = at->get_subcommands([](const CLI::App*) { return true; });
+    if (commands.empty()) return "";
+    std::vector<std::string> names;
+    for (const CLI::App* c : commands) names.push_back(c->get_name());
+    const auto found = n < argc ? std::ranges::find(names, argv[n]) : names.end();
+    if (found == names.end())
+      return fmt::format("{}must be one of {}",
+                         n < argc ? std::string(argv[n]) + ": " : "a command is missing: ",
+                         fmt::join(names, ", "));
+    at = commands[static_cast<std::size_t>(found - names.begin())];
+  }
+}
+
 void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
   CLI::App* evidence = app.add_subcommand(
       "evidence", "records and checks which code a folder of measurements belongs to");
@@ -429,7 +447,9 @@ int run(int argc, const char* const* argv) {
     fmt::print("{}", chosen.empty() ? app.help() : chosen[0]->help());
     return 0;
   } catch (const CLI::ParseError& e) {
-    throw InputError(fmt::format("{} (--help lists the commands)", e.what()));
+    const std::string wrong = wrong_command(app, argc, argv);
+    throw InputError(wrong.empty() ? fmt::format("{} (--help lists the commands)", e.what())
+                                   : wrong);
   }
   files = named_documents(files);
   profiles = named_documents(profiles);

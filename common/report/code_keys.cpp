@@ -1,5 +1,7 @@
 #include "report/code_keys.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
@@ -393,12 +395,13 @@ const std::vector<ListedProblem>& CodeKeys::problems(const std::string& chapter)
   for (const std::string& step : names) command += " " + step;
   // The list takes a third of a second: a test that asks for it again and again keeps it.
   const char* const folder = std::getenv("ATTN_PROBLEM_LISTS");
+  const bool keep = folder && *folder;
   std::string of = command;
   for (const char* name : {"gpu_problems.sh", "ragged_lengths.txt"})
     of += read(root_ / "common/scripts" / name);
   const fs::path kept = fs::path(folder ? folder : "") / ("problems_" + sha256(of).substr(0, 16));
   std::string text;
-  if (folder && fs::exists(kept)) {
+  if (keep && fs::exists(kept)) {
     text = read(kept);
   } else {
     FILE* const pipe = ::popen(command.c_str(), "r");
@@ -406,8 +409,11 @@ const std::vector<ListedProblem>& CodeKeys::problems(const std::string& chapter)
     char buffer[4096];
     for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;)
       text.append(buffer, n);
-    ::pclose(pipe);
-    if (folder) std::ofstream(kept) << text;
+    if (::pclose(pipe) == 0 && keep) {  // another process may do the same
+      const fs::path part = kept.string() + "." + std::to_string(::getpid());
+      std::ofstream(part) << text;
+      fs::rename(part, kept);
+    }
   }
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {

@@ -194,7 +194,7 @@ std::string ratios_table(const fs::path& folder, const Words& words) {
         } else if (median > 0) {
           grid.add("TFLOP/s", "TFLOP/s", rate(s.at("flop").get<double>() / median));
         }
-        if (!over.empty()) {
+        if (!over.empty() && median > 0) {
           const double other = median_of(p, over);
           if (other == 0) throw InputError(fmt::format("over={}: {} has none", over, name));
           grid.add("over", "x " + code(over), fmt::format("{:.2f}", other / median));
@@ -220,14 +220,16 @@ std::string ratios_table(const fs::path& folder, const Words& words) {
     throw InputError(fmt::format("table ratios {}: has no such ratio", fmt::join(words, " ")));
   return fmt::format(
       "{}{}; `x name`: how many times faster than that peer, median and quartiles of the "
-      "rounds.{}\n\n{}",
+      "rounds{}.{}\n\n{}",
       head, steps.size() == 1 ? fmt::format(", {}", code(steps[0])) : "",
+      over.empty() ? "" : "; of steps the ratio of the medians",
       bytes ? " GB/s: modelled bytes over time." : "", grid.markdown());
 }
 
 std::string means_table(const fs::path& folder, const Words& words) {
   const Wish wish = wish_of("means", words);
   if (wish.steps.size() != 1) throw InputError("table means: needs step=NAME");
+  if (!wish.over.empty()) throw InputError("table means: has no over=");
   const Through through = wish.through.empty() ? Through{} : through_of(folder, wish.through);
   struct Mean {
     Words lengths;

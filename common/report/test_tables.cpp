@@ -303,7 +303,7 @@ TEST_CASE("a table of ratios: rate, median and quartiles of each peer, - where t
       {"schema", "attn-peers-1"}, {"gpu", "NVIDIA H200"}, {"torch", "2.11"}, {"cudnn", 91900}};
   const auto forward = [&](int n) {
     return run("03_flash_v1", "forward", problem("bf16", n),
-               {step("v4", 1e11, 1, 1e-3), step("v7", 3e11, 1, 1e-3)});
+               {step("v4", 2e11, 1, 2e-3), step("v7", 3e11, 1, 1e-3)});
   };
   p["problems"] = {entry(forward(1024), {timed, too_large},
                          {ratio("v4", "flash", 0.4), ratio("v7", "flash", 0.81)}),
@@ -327,8 +327,10 @@ TEST_CASE("a table of ratios: rate, median and quartiles of each peer, - where t
       "over=STEP");
   const std::string over = reports.table("ratios p step=v7 peers=flash over=v4");
   has_line(over, "| problem | TFLOP/s | x `v4` | x flash |");
-  has_line(over, "| B=1 Hq=16 Hkv=16 N=1024 d=128 bf16 | 300.0 | 1.00 | 0.81 (0.80 .. 0.82) |");
+  has_line(over, "| B=1 Hq=16 Hkv=16 N=1024 d=128 bf16 | 300.0 | 2.00 | 0.81 (0.80 .. 0.82) |");
+  has(over, "of the rounds; of steps the ratio of the medians.");
   has(reports.refusal("ratios p step=v7 over=v9"), "over=v9: p has none");
+  has(reports.refusal("means p step=v7 over=v4"), "table means: has no over=");
 
   // Problems on rows, from two files; a step that refuses a problem keeps its row.
   const auto rows = [&](const char* name, int64_t cols, double s) {
@@ -351,7 +353,7 @@ TEST_CASE("a table of ratios: rate, median and quartiles of each peer, - where t
   const std::string peers = reports.table("peers p");
   has_line(
       peers,
-      "| B=1 Hq=16 Hkv=16 N=1024 d=128 bf16 | 1.000 | - | 1.000 | 1.00 | - | 1.000 | 1.00 | - |");
+      "| B=1 Hq=16 Hkv=16 N=1024 d=128 bf16 | 1.000 | - | 2.000 | 0.50 | - | 1.000 | 1.00 | - |");
 }
 
 TEST_CASE("a table of traffic: the model beside ncu") {

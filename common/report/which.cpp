@@ -39,6 +39,8 @@ CLI::App* add_which_command(CLI::App& app, WhichArguments& a) {
   which->add_option("--page-size", p.page_size);
   which->add_option("--num-pages", p.num_pages);
   which->add_option("--max-pages", p.max_pages);
+  which->add_flag("--deterministic", p.deterministic,
+                  "only steps whose results are bitwise equal from run to run");
   which->add_flag("--device-lengths", a.device_lengths, "lengths are on the device alone");
   which->add_option("--device", a.device)->check(CLI::IsMember({"auto", "gpu", "emulated"}));
   which->add_option("--library", a.library, "libattention.so; if not given, that of this build");

@@ -178,7 +178,7 @@ int compare(Backend backend, int way) {
   return different;
 }
 
-TEST_CASE("wgmma takes every number of bf16 and fp16, from registers and from shared memory",
+TEST_CASE("wgmma takes every number of bf16 and fp16, A from registers and B from shared memory",
           "[emulator]") {
   const auto bits_of = [](float x) { return std::bit_cast<uint32_t>(x); };
   for (const bool bf16 : {false, true})
@@ -191,10 +191,11 @@ TEST_CASE("wgmma takes every number of bf16 and fp16, from registers and from sh
       emulator::WgmmaPart part{};
       part.d = d, part.columns = 8, part.bf16 = bf16, part.mn_major = mn_major;
       part.shared = shared.data(), part.registers = quad;
+      part.b = uint64_t{1024 >> 4} << 32;  // eight rows of 128 bytes
       // A and B are 0 but for `a` in row 0 and `b` in column 1, at k = 0.
       const auto product = [&](uint16_t a, uint16_t b) {
         registers[0][0] = a;
-        std::memcpy(shared.data() + emulator::operand_offset(0, mn_major, 1, 0), &b, 2);
+        std::memcpy(shared.data() + emulator::operand_offset(part.b, mn_major, 1, 0), &b, 2);
         emulator::wgmma(part);
         return d[0][1];
       };

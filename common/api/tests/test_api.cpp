@@ -514,6 +514,14 @@ TEST_CASE("with deterministic, the best step is one whose results do not differ"
   CHECK(best() == "06_flash_v3_hopper/b7_dependent_launches");
   p.kv_heads = 4;  // and no groups
   CHECK(best() == "06_flash_v3_hopper/b10_deterministic");
-  p.head_dim = 256;
+  p.batch = 31;
+  CHECK(best() == "06_flash_v3_hopper/b7_dependent_launches");
+  p.batch = 32;
+  CHECK(best() == "06_flash_v3_hopper/b10_deterministic");
+  p.seqlen_k = 1023;
+  CHECK(best() == "06_flash_v3_hopper/b7_dependent_launches");
+  p.seqlen_q = p.seqlen_k = 1025;
+  CHECK(best() == "06_flash_v3_hopper/b7_dependent_launches");
+  p.seqlen_q = p.seqlen_k = 1024, p.head_dim = 256;
   CHECK(best() == "06_flash_v3_hopper/b9_cluster");
 }

@@ -3,6 +3,7 @@
 `from attn.flash_attn import flash_attn_func`. Tensors are PyTorch's, [B, N, H, d], or packed
 [tokens, H, d]. What libattention does not do is refused in one line: slopes per sequence or with a
 block_table, block_table in varlen, num_splits, rotary embedding, cache_batch_idx, cache_leftpad.
+deterministic=False, the default, leaves it to torch.use_deterministic_algorithms.
 Dropout is reproducible by torch.manual_seed; its mask is not that of FlashAttention. With
 return_attn_probs the third result, the matrix of probabilities, is None. Signatures: flash_attn
 2.8.

@@ -25,7 +25,8 @@ def describe(step):
 
 
 def _problem(operation, dtype, batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, causal,
-             window, scale, softcap, step, lengths_k, page_size, num_pages, max_pages, device):
+             window, scale, softcap, step, lengths_k, page_size, num_pages, max_pages, device,
+             deterministic):
     if dtype not in lib.DTYPES:
         raise lib.InvalidValue(f"dtype {dtype}: must be one of {', '.join(lib.DTYPES)}")
     if device not in ("gpu", "emulated"):
@@ -40,7 +41,8 @@ def _problem(operation, dtype, batch, heads, kv_heads, seqlen_q, seqlen_k, head_
         backend=lib.GPU if device == "gpu" else lib.EMULATED, dtype=lib.DTYPES[dtype], **sizes,
         num_pages=lib.whole("num_pages", pages), causal=int(bool(causal)), window_left=left,
         window_right=right, softmax_scale=lib.scale_of(scale),
-        softcap=lib.number("softcap", softcap), step=lib.step_of(step))
+        softcap=lib.number("softcap", softcap), step=lib.step_of(step),
+        deterministic=int(bool(deterministic)))
     if operation == "decode" or operation.startswith("paged"):
         room = page_size * max_pages if operation.startswith("paged") else p.seqlen_k
         p.lengths = (np.full(max(0, batch), room) if lengths_k is None
@@ -59,7 +61,7 @@ def _with_defaults(function):
     def of(operation="forward", *arguments, dtype=None, batch=1, heads=2, kv_heads=None,
            seqlen_q=None, seqlen_k=None, head_dim=64, causal=False, window=None, scale=None,
            softcap=0.0, step=None, lengths_k=None, page_size=16, num_pages=None, max_pages=8,
-           device="emulated", **others):
+           device="emulated", deterministic=False, **others):
         if unknown := sorted(set(others) - set(inspect.signature(function).parameters)):
             raise lib.InvalidValue(f"{unknown[0]}: no keyword of a problem")
         dtype = dtype or ("e4m3" if operation == "quantised_forward" else "bf16")
@@ -69,7 +71,7 @@ def _with_defaults(function):
             seqlen_k = 128 if operation in _FEW_QUERIES else seqlen_q
         p = _problem(operation, dtype, batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, causal,
                      window, scale, softcap, step, lengths_k, page_size, num_pages, max_pages,
-                     device)
+                     device, deterministic)
         return function(operation, p, *arguments, **others)
     of.__doc__ = function.__doc__
     of.__name__ = function.__name__
@@ -83,7 +85,8 @@ def which(operation, p):
 
     which("forward", heads=8, kv_heads=1, head_dim=96, dtype="bf16", causal=True, device="gpu").
     Keywords: dtype, batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, causal, window, scale,
-    softcap, lengths_k, page_size, num_pages, max_pages, step, device ("emulated" or "gpu").
+    softcap, lengths_k, page_size, num_pages, max_pages, step, device ("emulated" or "gpu"),
+    deterministic.
     """
     text = lib.text_of("attn_which", operation.encode(), c.byref(p))
     verdicts = dict(line.split(None, 1) for line in text.splitlines())

@@ -57,7 +57,7 @@ class Problem(c.Structure):
         *[(name, c.c_int64) for name in
           ("block_m", "block_n", "mask_intervals", "mask_batch", "mask_heads")],
         ("canvas", c.c_int64 * 3), ("tile", c.c_int64 * 3),
-        ("copy_strided", c.c_int32), ("deterministic", c.c_int32)]
+        ("copy_strided", c.c_int32), ("deterministic", c.c_int64)]
 
 
 class Tensor(c.Structure):

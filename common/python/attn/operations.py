@@ -193,7 +193,8 @@ def backward(q, k, v, o, lse, dout, *, causal=False, window=None, scale=None, so
              alibi=None, dropout=0.0, seed=0, cu_seqlens_q=None, cu_seqlens_k=None,
              max_seqlen_q=None, max_seqlen_k=None, layout="bhnd", step=None, deterministic=False,
              stream=None):
-    """Gradients of attention: (dq, dk, dv), from a forward pass's o and lse and from dout.
+    """Gradients (dq, dk, dv), of the shapes of q, k and v, from a forward pass's o and lse and from
+    dout, which has the shape of q.
 
     `deterministic`: only by steps whose gradients are bitwise equal from run to run.
     """

@@ -7,6 +7,7 @@ running (torch.compile), and never return an input. They need PyTorch 1.13; torc
 rest of a call.
 """
 import functools
+import warnings
 
 import torch
 
@@ -76,9 +77,22 @@ def _forward_shapes(q, k, v, alibi, cu_q, cu_k, max_q, max_k, dropout, seed, *op
     return _contiguous_like(q), _lse_like(q, options[5])
 
 
+def _wants_determinism():
+    """As PyTorch's own backward passes: with warn_only they only warn."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return False
+    if torch.is_deterministic_algorithms_warn_only_enabled():
+        warnings.warn("attn: gradients may differ from run to run; with deterministic=True they do "
+                      "not")
+        return False
+    return True
+
+
 @_without_gradients
 def _backward(q, k, v, o, lse, dout, alibi, cu_q, cu_k, max_q, max_k, dropout, seed, scale, softcap,
-              causal, left, right, layout, step, deterministic=False):
+              causal, left, right, layout, step, deterministic=None):
+    if deterministic is None:  # here, where nothing is traced
+        deterministic = _wants_determinism()
     return operations.backward(q, k, v, o, lse, dout, alibi=alibi, cu_seqlens_q=cu_q,
                                cu_seqlens_k=cu_k, max_seqlen_q=max_q or None,
                                max_seqlen_k=max_k or None, dropout=dropout, seed=seed,
@@ -121,7 +135,7 @@ def _paged_append(k_new, v_new, k_pages, v_pages, page_table, lengths, step):
 _register(f"forward(Tensor q, Tensor k, Tensor v, Tensor? alibi, {_PACKED}, {_SIZES}) -> "
           "(Tensor, Tensor)", _forward, _forward_shapes)
 _register("backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor dout, Tensor? "
-          f"alibi, {_PACKED}, {_SIZES}, bool deterministic=False) -> (Tensor, Tensor, Tensor)",
+          f"alibi, {_PACKED}, {_SIZES}, bool? deterministic=None) -> (Tensor, Tensor, Tensor)",
           _backward, _backward_shapes)
 _register("quantised_forward(Tensor q, Tensor k, Tensor v, str dtype, float scale, bool causal, "
           "int window_left, int window_right, str layout, str step) -> (Tensor, Tensor)",
@@ -181,20 +195,15 @@ class _Attention(torch.autograd.Function):
         return (*gradients, *(None,) * 6)
 
 
-def _wants_determinism():
-    """As PyTorch's own backward passes: with warn_only they stay as they are."""
-    return (torch.are_deterministic_algorithms_enabled() and
-            not torch.is_deterministic_algorithms_warn_only_enabled())
-
-
 def attention(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, alibi=None,
               dropout=0.0, seed=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
               max_seqlen_k=None, layout="bhnd", step=None, backward_step=None, deterministic=None,
               return_lse=False):
     """attn.forward with gradients of q, k and v; `backward_step` names the backward pass's step.
 
-    `deterministic`: gradients are bitwise equal from run to run. None: if PyTorch is told to be
-    (torch.use_deterministic_algorithms).
+    `deterministic`: True: only steps whose gradients are bitwise equal from run to run, or
+    attn.Unsupported. False: any step. None: True after torch.use_deterministic_algorithms(True),
+    unless with warn_only.
     lse has no gradient. With alibi there are none at all, and no second derivatives. Without
     `seed`, dropout draws one from PyTorch's CPU generator (torch.manual_seed).
     """
@@ -213,7 +222,7 @@ def attention(q, k, v, *, causal=False, window=None, scale=None, softcap=0.0, al
                float(softcap or 0), bool(causal), *lib.window_of(window), layout, step or "")
     o, lse = _Attention.apply(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options,
                               backward_step or "",
-                              _wants_determinism() if deterministic is None else deterministic)
+                              None if deterministic is None else bool(deterministic))
     return (o, lse) if return_lse else o
 
 
