@@ -2,13 +2,10 @@
 /// libattention in one program with the chapters' sessions: every step through the ABI has the bits
 /// of its session; strides, offsets, workspaces, lengths on the device, threads; refusals.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <memory>
-#include <set>
 #include <thread>
 
 #include "api/tests/calls.h"
@@ -451,77 +448,4 @@ TEST_CASE("a problem that is wrong gets a code and one line", "[api]") {
     CHECK(status_of(Call::forward, p) == ATTN_DEVICE_ERROR);
     has(attn_last_error(), "backend GPU: there is none");
   }
-}
-
-TEST_CASE("attn_which names every step of an operation, and why not", "[which]") {
-  attn_problem p = Forward().problem;
-  p.step = nullptr;
-  const auto lines = [&] {
-    std::size_t bytes = 0;
-    REQUIRE(attn_which("forward", &p, nullptr, 0, &bytes) == ATTN_OK);
-    std::string text(bytes, 'x');
-    REQUIRE(attn_which("forward", &p, text.data(), bytes, nullptr) == ATTN_OK);
-    CHECK(text.back() == 0);
-    return text;
-  };
-  const auto best = [&] {
-    attention::Plan plan(attn_forward_plan, p);
-    return std::string(plan.step());
-  };
-  std::string text = lines();
-  CHECK(text.find(best() + " ") == 0);
-  CHECK(best() == "06_flash_v3_hopper/v14_tuned");
-  p.head_dim = 96;
-  text = lines();
-  CHECK(text.find("no: head_dim 96: this step takes 64, 128 and 256") != std::string::npos);
-  CHECK(best() == "04_flash_v2/v13_tuned");
-  p.head_dim = 40, p.dtype = ATTN_FP32;
-  text = lines();
-  CHECK(text.find(fmt::format("{:<40} best\n", best())) != text.npos);
-  int forwards = 0;
-  for (const api::NamedStep& named : api::all_steps()) {
-    if (named.step->operation->name != "forward") continue;
-    ++forwards;
-    CHECK(text.find(named.name) != text.npos);
-  }
-  CHECK(std::ranges::count(text, '\n') == forwards);
-  CHECK(attn_which("backwards", &p, nullptr, 0, nullptr) == ATTN_INVALID_VALUE);
-}
-
-TEST_CASE("with deterministic, the best step is one whose results do not differ", "[which]") {
-  attn_problem p;
-  attn_problem_defaults(&p);
-  p.backend = ATTN_EMULATED, p.deterministic = 1;
-  p.batch = 2, p.heads = 4, p.kv_heads = 2, p.seqlen_q = p.seqlen_k = 4096;
-  const auto best = [&] {
-    attention::Plan plan(attn_backward_plan, p);
-    return std::string(plan.step());
-  };
-  p.head_dim = 64;
-  CHECK(best() == "06_flash_v3_hopper/b10_deterministic");
-  p.head_dim = 256;
-  CHECK(best() == "06_flash_v3_hopper/b11_deterministic_cluster");
-  p.head_dim = 128, p.softcap = 20;
-  CHECK(best() == "04_flash_v2/b8_deterministic");
-  p.step = "04_flash_v2/b7_tuned";
-  CHECK(line_of(Call::backward, p) ==
-        "04_flash_v2/b7_tuned: deterministic 1: results differ from run to run (order of atomics)");
-  p.deterministic = 0;
-  CHECK(line_of(Call::backward, p) == "");
-  p.step = nullptr, p.softcap = 0, p.seqlen_q = p.seqlen_k = 1024;
-  CHECK(best() == "06_flash_v3_hopper/b7_dependent_launches");
-  p.batch = 64;  // many short sequences
-  CHECK(best() == "06_flash_v3_hopper/b7_dependent_launches");
-  p.kv_heads = 4;  // and no groups
-  CHECK(best() == "06_flash_v3_hopper/b10_deterministic");
-  p.batch = 31;
-  CHECK(best() == "06_flash_v3_hopper/b7_dependent_launches");
-  p.batch = 32;
-  CHECK(best() == "06_flash_v3_hopper/b10_deterministic");
-  p.seqlen_k = 1023;
-  CHECK(best() == "06_flash_v3_hopper/b7_dependent_launches");
-  p.seqlen_q = p.seqlen_k = 1025;
-  CHECK(best() == "06_flash_v3_hopper/b7_dependent_launches");
-  p.seqlen_q = p.seqlen_k = 1024, p.head_dim = 256;
-  CHECK(best() == "06_flash_v3_hopper/b9_cluster");
 }
