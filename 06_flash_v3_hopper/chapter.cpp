@@ -143,6 +143,9 @@ Chapter make_chapter() {
   c.steps.push_back(backward_host::deterministic_d256_step(
       "b11_deterministic_cluster", "d=256: the two blocks of a cluster add to dQ in a fixed order",
       ATTN_LAUNCH(b11_deterministic_cluster)));
+  c.steps.push_back(backward_host::featured_backward_step(
+      "b12_features", "softcap, and packed sequences of different lengths",
+      ATTN_LAUNCH(b12_features)));
   std::ranges::move(fp8_steps(), std::back_inserter(c.steps));
   return c;
 }

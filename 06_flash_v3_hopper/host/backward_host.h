@@ -22,6 +22,8 @@ ATTN_DECLARE_STEP(b8_split_columns);
 ATTN_DECLARE_STEP(b9_cluster);
 ATTN_DECLARE_STEP(b10_deterministic);
 ATTN_DECLARE_STEP(b11_deterministic_cluster);
+ATTN_DECLARE_STEP(b12_features);
+ATTN_DECLARE_LAUNCH(b12_features, prepare);
 
 namespace attn::backward_host {
 
@@ -72,6 +74,14 @@ inline Step whole_heads_step(std::string name, std::string idea, Launch launch) 
     return cost;
   };
   return whole;
+}
+
+inline Step featured_backward_step(std::string name, std::string idea, Launch launch) {
+  Step features = whole_heads_step(std::move(name), std::move(idea), launch);
+  features.support = "any lengths, packed sequences, masks, GQA, softcap";
+  features.takes = {"softcap", "varlen"};
+  features.prepare = ATTN_LAUNCH_OF(b12_features, prepare);
+  return features;
 }
 
 // Head dim 256: 64 keys a block. `tiles`: of a block, or of the two of a cluster, where each loads

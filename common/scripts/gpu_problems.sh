@@ -283,6 +283,15 @@ problems_of() {
           done
         done
       done
+      # Features of the backward pass: neither, softcap, packed sequences.
+      for d in 64 128; do
+        echo "backward_plain_d${d}_causal_n2048 --operation backward --step" \
+          "$(steps_like "$1" '^b(7|12)_') $(tokens $d 2048) --causal"
+        echo "backward_softcap_d${d}_causal_n2048 --operation backward --step b12_features" \
+          "$(tokens $d 2048) --causal --softcap 30"
+        echo "backward_varlen_d${d}_causal_n8192 --operation backward --step b12_features" \
+          "--varlen 128,4096,256,1024,8192,512,2048,128 --heads $((2048 / d)) --head-dim $d --causal"
+      done
       # The alternatives to chapter 08's skipping steps: all blocks, and no lists.
       for d in 64 128 256; do echo "forward_d${d}_n8192 --step v14_tuned $(tokens $d 8192)"; done
       echo "forward_d128_n115200 --step v14_tuned --batch 1 --heads 24 --head-dim 128" \
@@ -408,13 +417,12 @@ peers_of() {
         "--steps v10_vectorised_combine,v13_even_splits,v14_unified_max" \
         "--backends cudnn,flash --repeat 5" ;;
     06_flash_v3_hopper)
-      echo "peers.$1.forward --steps v14_tuned --backends cudnn,flash --repeat 5"
+      echo "peers.$1.forward --steps v14_tuned --backends fa3,cudnn --repeat 5"
       echo "peers.$1.gqa_fp16 --steps v14_tuned --backends cudnn,flash --repeat 5"
       echo "peers.$1.backward --operation backward" \
-        "--steps b7_dependent_launches,b10_deterministic --backends cudnn,flash --repeat 5"
+        "--steps b7_dependent_launches,b10_deterministic --backends fa3,cudnn --repeat 5"
       echo "peers.$1.backward_d256 --operation backward" \
-        "--steps b9_cluster,b11_deterministic_cluster" \
-        "--backends 04_flash_v2:b7_tuned,cudnn,flash --repeat 5" ;;
+        "--steps b9_cluster,b11_deterministic_cluster --backends fa3,cudnn --repeat 5" ;;
     07_paged)  # on contiguous K and V, which is as good as pages can be
       echo "peers.$1 --operation decode" \
         "--steps v2_page_table,v5_balanced_plan,v14_cross_work_tile" \

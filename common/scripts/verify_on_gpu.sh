@@ -257,6 +257,11 @@ peers_of_chapter() {
       mv "$work/again" "$work/problems"
     fi
     [ -s "$work/problems" ] || { echo "$name: current, not measured again"; continue; }
+    case $options in
+      *fa3*)
+        python3 -c 'import torch, flash_attn_interface' 2>"$work/errors" ||
+          { echo "$name: $(tail -n 1 "$work/errors"): not measured"; status=1; continue; } ;;
+    esac
     known=()
     while read -r problem; do known+=(--options="$problem"); done <"$work/problems"
     sed "s/^$options //" "$work/problems" >"$work/list"

@@ -78,7 +78,13 @@ TEST_CASE("with deterministic, the best step is one whose results do not differ"
   p.deterministic = 0;
   CHECK(attn_backward_plan(&p, &plan) == ATTN_OK);
   attn_plan_destroy(plan);
-  p.step = nullptr, p.softcap = 0, p.seqlen_q = p.seqlen_k = 1024;
+  p.step = nullptr;
+  CHECK(best() == "06_flash_v3_hopper/b12_features");
+  p.seqlen_q = p.seqlen_k = 512, p.batch = 64;  // many short sequences, too
+  CHECK(best() == "06_flash_v3_hopper/b12_features");
+  p.head_dim = 256;
+  CHECK(best() == "04_flash_v2/b7_tuned");
+  p.head_dim = 128, p.batch = 1, p.softcap = 0, p.seqlen_q = p.seqlen_k = 1024;
   CHECK(best() == "06_flash_v3_hopper/b7_dependent_launches");
   p.batch = 64;  // many short sequences
   CHECK(best() == "06_flash_v3_hopper/b7_dependent_launches");
