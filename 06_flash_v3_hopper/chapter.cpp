@@ -146,6 +146,9 @@ Chapter make_chapter() {
   c.steps.push_back(backward_host::featured_backward_step(
       "b12_features", "softcap, and packed sequences of different lengths",
       ATTN_LAUNCH(b12_features)));
+  c.steps.push_back(backward_host::d128_step(
+      "b13_v_in_registers", "d=128: half of V is an operand in registers",
+      ATTN_LAUNCH(b13_v_in_registers)));
   std::ranges::move(fp8_steps(), std::back_inserter(c.steps));
   return c;
 }

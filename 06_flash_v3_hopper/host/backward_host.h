@@ -23,6 +23,7 @@ ATTN_DECLARE_STEP(b9_cluster);
 ATTN_DECLARE_STEP(b10_deterministic);
 ATTN_DECLARE_STEP(b11_deterministic_cluster);
 ATTN_DECLARE_STEP(b12_features);
+ATTN_DECLARE_STEP(b13_v_in_registers);
 ATTN_DECLARE_LAUNCH(b12_features, prepare);
 
 namespace attn::backward_host {
@@ -82,6 +83,12 @@ inline Step featured_backward_step(std::string name, std::string idea, Launch la
   features.takes = {"softcap", "varlen"};
   features.prepare = ATTN_LAUNCH_OF(b12_features, prepare);
   return features;
+}
+
+inline Step d128_step(std::string name, std::string idea, Launch launch) {
+  Step d128 = whole_heads_step(std::move(name), std::move(idea), launch);
+  d128.limits.head_dims = {128};
+  return d128;
 }
 
 // Head dim 256: 64 keys a block. `tiles`: of a block, or of the two of a cluster, where each loads

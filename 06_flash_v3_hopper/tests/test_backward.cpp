@@ -1,4 +1,6 @@
 // Tests of chapter 06, backward.
+#include <fmt/format.h>
+
 #include "device/device.h"
 #include "kernels/whole_heads.h"
 #include "tests/step_cases.h"
@@ -52,8 +54,6 @@ std::vector<const Step*> backward_steps() {
     if (step.operation == &backward()) steps.push_back(&step);
   return steps;
 }
-
-bool takes_256(const Step& step) { return step.limits.head_dims == std::vector<int64_t>{256}; }
 
 // dK and dV have the same bits in every run: their sums stay in one thread. dQ is summed in the
 // order in which blocks arrive, except in deterministic steps and with `whole_heads`: there the
@@ -170,7 +170,7 @@ TEST_CASE("backward steps refuse unsupported problems with the reason", "[emulat
     for (const Step* step : backward_steps()) {
       if (std::ranges::count(takers, step->name) > 0) continue;
       Problem p = given;
-      if (takes_256(*step) && p.head_dim == 64) p.head_dim = 256;
+      if (p.head_dim == 64) p.head_dim = step->limits.head_dims.back();
       p.finish();
       INFO(step->name << ": " << refusal(*step, p).value_or("not refused"));
       CHECK(refusal(*step, p).value_or("").find(part) != std::string::npos);
@@ -178,16 +178,16 @@ TEST_CASE("backward steps refuse unsupported problems with the reason", "[emulat
   };
   const Problem p = problem(8, 8, 64, DType::bf16);
   for (const int64_t d : {32, 96, 192}) reasons(problem(8, 8, d, p.dtype), "--head-dim");
-  for (const Step* step : backward_steps()) {  // either the smaller ones or 256
-    const bool wide = takes_256(*step);
+  for (const Step* step : backward_steps())  // 64 and 128, or one
     for (const int64_t d : {64, 128, 256}) {
       Problem other = problem(8, 8, d, p.dtype);
       other.finish();
-      const char* const takes = wide ? "takes 256" : "takes 64 and 128";
+      const std::vector<int64_t>& dims = step->limits.head_dims;
+      const std::string takes =
+          dims.size() == 2 ? "takes 64 and 128" : fmt::format("takes {}", dims.front());
       CHECK((refusal(*step, other).value_or("").find(takes) != std::string::npos) ==
-            (wide != (d == 256)));
+            (std::ranges::count(dims, d) == 0));
     }
-  }
   reasons(problem(8, 8, 64, DType::fp32), "fp16 and bf16");
   Problem other = p;
   other.softcap = 15;
@@ -308,6 +308,12 @@ TEST_CASE("all backward steps match the reference on the GPU", "[gpu]") {
                     [&](const Problem& p) { ran += check_steps("backward", p, Backend::gpu); });
   covering_problems(kLengths, {256}, kDTypes,
                     [&](const Problem& p) { ran += check_steps("backward", p, Backend::gpu); });
+  const auto takes_128_alone = [](const Step& step, int) {
+    return step.limits.head_dims == std::vector<int64_t>{128};
+  };
+  covering_problems(kLengths, {128}, kDTypes, [&](const Problem& p) {
+    ran += check_steps("backward", p, Backend::gpu, takes_128_alone);
+  });
   CHECK(ran.least('b') >= 110);
   for (const std::vector<int64_t>& dims : {std::vector<int64_t>{64, 128}, {256}})
     window_problems({0, 1, 16, 63, 64, 65, 127, 128, 129, 500}, dims,

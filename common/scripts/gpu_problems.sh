@@ -274,8 +274,11 @@ problems_of() {
         done
       done
       for d in 64 128 256; do
-        steps=$(steps_like "$1" '^b([1-7]|10)_')
-        [ $d != 256 ] || steps=$(steps_like "$1" '^b([89]|11)_')
+        case $d in
+          64) steps=$(steps_like "$1" '^b([1-7]|10)_') ;;
+          128) steps=$(steps_like "$1" '^b([1-7]|1[03])_') ;;
+          256) steps=$(steps_like "$1" '^b([89]|11)_') ;;
+        esac
         for mask in "" causal; do
           for n in 512 2048 16384; do
             echo "backward_d$d${mask:+_$mask}_n$n --operation backward --step $steps" \
@@ -480,11 +483,11 @@ peer_problems() {  # FILE, as peers_of calls it
         done
       done ;;
     peers.06_flash_v3_hopper.backward)
-      for d in 64 128; do
-        for mask in "" --causal; do
-          for n in 512 1024 2048 4096 8192 16384; do
-            echo "$(tokens $d $n) $mask"
-          done
+      for mask in "" --causal; do
+        for n in 512 1024 2048 4096 8192 16384; do
+          echo "$(tokens 64 $n) $mask"
+          echo "$(tokens 128 $n) $mask" \
+            "--steps b13_v_in_registers,b7_dependent_launches,b10_deterministic"
         done
       done ;;
     peers.06_flash_v3_hopper.backward_d256)
