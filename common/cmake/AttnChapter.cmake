@@ -430,12 +430,13 @@ endfunction()
 # namespace <name>. A copy has only the kernels that small tests run: of 16 bits only bf16, head
 # dims up to 64; headers in it have both types.
 function(attn_step_copy out step name text)
-  # Also of headers that the text already contains, but not those of other steps (v7_name).
+  # Also of headers that the text already contains, but not those of other steps (v7_name) and of
+  # tile_counter.cu, which are linked.
   string(REGEX MATCHALL "namespace ATTN_BACKEND::[a-z0-9_]+ {" spaces "${text}")
   list(REMOVE_DUPLICATES spaces)
   foreach(space IN LISTS spaces)
     string(REGEX REPLACE ".*::([a-z0-9_]+) {" "\\1" space "${space}")
-    if(NOT space STREQUAL step AND NOT space MATCHES "^[a-z][0-9]+_")
+    if(NOT space STREQUAL step AND NOT space MATCHES "^([a-z][0-9]+_|tile_counter$)")
       string(REPLACE "ATTN_BACKEND::${space}" "ATTN_BACKEND::${space}_${name}" text "${text}")
       string(REPLACE "using namespace ${space};" "using namespace ${space}_${name};" text "${text}")
       string(REGEX REPLACE "([^A-Za-z0-9_:])${space}::" "\\1${space}_${name}::" text "${text}")

@@ -53,7 +53,8 @@ Ratios read_ratios(const fs::path& folder, const std::string& name) {
               {"flash graph", "FlashAttention-2 (PyTorch), as a graph"},
               {"cudnn", "cuDNN, called"},
               {"cudnn graph", "cuDNN, as a graph"},
-              {"flex", "FlexAttention (PyTorch), called"}};
+              {"flex", "FlexAttention (PyTorch), called"},
+              {"fa3", "FlashAttention-3, called"}};
   r.problems = j.at("problems").size();
   for (const json& p : j.at("problems"))
     for (const json& ratio : p.value("ratios", json::array()))

@@ -4,8 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <optional>
 #include <sstream>
+#include <string>
+#include <tuple>
 
 #include "report/table_kinds.h"
 #include "report/table_text.h"
@@ -35,8 +36,12 @@ std::string operation_of(const json& problem) {
 std::string name_of(const json& j) { return j.at("name").get<std::string>(); }
 
 std::string versions(const json& j) {
-  return fmt::format("{}, PyTorch {}, cuDNN {}", j.at("gpu").get<std::string>(),
-                     j.at("torch").get<std::string>(), j.at("cudnn").get<int>());
+  std::string text = fmt::format("{}, PyTorch {}, cuDNN {}", j.at("gpu").get<std::string>(),
+                                 j.at("torch").get<std::string>(), j.at("cudnn").get<int>());
+  const json packages = j.value("packages", json::object());
+  for (const auto& [package, version] : packages.items())
+    text += fmt::format(", {} {}", package, version.get<std::string>());
+  return text;
 }
 
 // The rate of a read-only kernel. Roofs are measured once per file; other runs have datasheet
@@ -60,49 +65,11 @@ bool wanted(const Words& words, const std::string& word) {
   return words.empty() || std::find(words.begin(), words.end(), word) != words.end();
 }
 
-// "through=PEER:DOCUMENT:OTHER": a library that does not run here, compared by means of a peer that
-// ran both here and, in DOCUMENT (others.*.jsonl), beside that library on the same GPU.
-struct Through {
-  std::string peer, label;
-  std::map<std::string, double> factors;  // by point: time of OTHER over that of PEER
-  // x OTHER of a problem whose ratio to PEER is `ratio`; nothing for other problems and peers.
-  std::optional<double> ratio(const std::string& from, const json& problem, double value) const {
-    const auto found = factors.find(fmt::format("d{}{} n{}", problem.at("head_dim").get<int64_t>(),
-                                                problem.at("causal").get<bool>() ? "c" : "",
-                                                problem.at("seqlen_k").get<int64_t>()));
-    if (from != peer || found == factors.end()) return std::nullopt;
-    return value * found->second;
-  }
-};
-Through through_of(const fs::path& folder, const std::string& text) {
-  std::istringstream stream(text);
-  std::string document, other;
-  Through through;
-  if (!std::getline(stream, through.peer, ':') || !std::getline(stream, document, ':') ||
-      !std::getline(stream, other))
-    throw InputError(fmt::format("through={}: must be PEER:DOCUMENT:LIBRARY", text));
-  const json j = read_json(folder / (document + ".json"));
-  for (const std::string& name : {through.peer, other})
-    if (!j.at("peers").contains(name))
-      throw InputError(fmt::format("through={}: {} has no {}", text, document, name));
-  through.label = fmt::format("x {} through {}", j.at("peers").at(other).get<std::string>(),
-                              j.at("peers").at(through.peer).get<std::string>());
-  for (const json& row : j.at("rows")) {  // "bwd d64c n512"
-    std::istringstream words(name_of(row));
-    std::string operation, head_dim, length;
-    words >> operation >> head_dim >> length;
-    const json& us = row.at("us");
-    through.factors[head_dim + " " + length] =
-        us.at(other).get<double>() / us.at(through.peer).get<double>();
-  }
-  return through;
-}
-
-// "FILE ... step=NAME,NAME peers=NAME,NAME through=PEER:DOCUMENT:LIBRARY over=STEP". `over`: a
-// step of the same document, compared by the medians of both.
+// "FILE ... step=NAME,NAME peers=NAME,NAME over=STEP". `over`: a step of the same document, compared
+// by the medians of both.
 struct Wish {
   Words names, steps, peers;
-  std::string through, over;
+  std::string over;
 };
 Wish wish_of(const std::string& kind, const Words& words) {
   Wish w;
@@ -111,15 +78,12 @@ Wish wish_of(const std::string& kind, const Words& words) {
       w.steps = split(word.substr(5));
     else if (word.starts_with("peers="))
       w.peers = split(word.substr(6));
-    else if (word.starts_with("through="))
-      w.through = word.substr(8);
     else if (word.starts_with("over="))
       w.over = word.substr(5);
     else if (word.find('=') != word.npos)
       throw InputError(
-          fmt::format("table {}: {}: must be a file, step=NAME, peers=NAME,NAME, "
-                      "through=PEER:DOCUMENT:LIBRARY or over=STEP",
-                      kind, word));
+          fmt::format("table {}: {}: must be a file, step=NAME, peers=NAME,NAME or over=STEP", kind,
+                      word));
     else
       w.names.push_back(word);
   }
@@ -156,8 +120,7 @@ std::string peers_table(const fs::path& path) {
 }
 
 std::string ratios_table(const fs::path& folder, const Words& words) {
-  const auto [names, steps, peers, by_way_of, over] = wish_of("ratios", words);
-  const Through through = by_way_of.empty() ? Through{} : through_of(folder, by_way_of);
+  const auto [names, steps, peers, over] = wish_of("ratios", words);
   Grid grid;
   std::string head;
   bool bytes = false, found = false;
@@ -208,10 +171,6 @@ std::string ratios_table(const fs::path& folder, const Words& words) {
           found = true;
           grid.put(peer, fmt::format("{:.2f} ({:.2f} .. {:.2f})", r.at("median").get<double>(),
                                      r.at("q1").get<double>(), r.at("q3").get<double>()));
-          if (const auto x = through.ratio(peer, p.at("problem"), r.at("median").get<double>())) {
-            grid.add_column("through", through.label);
-            grid.put("through", fmt::format("{:.2f}", *x));
-          }
         }
       }
     }
@@ -228,15 +187,14 @@ std::string ratios_table(const fs::path& folder, const Words& words) {
 
 std::string means_table(const fs::path& folder, const Words& words) {
   const Wish wish = wish_of("means", words);
-  if (wish.steps.size() != 1) throw InputError("table means: needs step=NAME");
+  if (wish.steps.empty()) throw InputError("table means: needs step=NAME");
   if (!wish.over.empty()) throw InputError("table means: has no over=");
-  const Through through = wish.through.empty() ? Through{} : through_of(folder, wish.through);
   struct Mean {
     Words lengths;
     std::map<std::string, std::vector<double>> ratios;  // by peer
   };
-  // by head dim and everything else except the length
-  std::map<std::pair<int64_t, std::string>, Mean> means;
+  // by head dim, everything else except the length, and step
+  std::map<std::tuple<int64_t, std::string, std::string>, Mean> means;
   Words peers;
   std::string head;
   for (const std::string& name : wish.names) {
@@ -245,16 +203,18 @@ std::string means_table(const fs::path& folder, const Words& words) {
     for (const json& p : j.at("problems")) {
       const json& problem = p.at("problem");
       const std::string operation = operation_of(p);
-      Mean& mean = means[{problem.at("head_dim").get<int64_t>(),
-                          operation + (problem.at("causal").get<bool>() ? ", causal" : "")}];
-      mean.lengths.push_back(std::to_string(problem.at("seqlen_k").get<int64_t>()));
-      for (const json& r : p.at("ratios")) {
-        const auto peer = r.at("peer").get<std::string>();
-        if (r.at("step") != wish.steps[0] || !wanted(wish.peers, peer)) continue;
-        mean.ratios[peer].push_back(r.at("median").get<double>());
-        if (std::ranges::find(peers, peer) == peers.end()) peers.push_back(peer);
-        if (const auto x = through.ratio(peer, problem, r.at("median").get<double>()))
-          mean.ratios[through.label].push_back(*x);
+      for (const std::string& step : wish.steps) {
+        const auto of_step = [&](const json& r) { return r.at("step") == step; };
+        if (wish.steps.size() > 1 && std::ranges::none_of(p.at("ratios"), of_step)) continue;
+        Mean& mean = means[{problem.at("head_dim").get<int64_t>(),
+                            operation + (problem.at("causal").get<bool>() ? ", causal" : ""), step}];
+        mean.lengths.push_back(std::to_string(problem.at("seqlen_k").get<int64_t>()));
+        for (const json& r : p.at("ratios")) {
+          const auto peer = r.at("peer").get<std::string>();
+          if (!of_step(r) || !wanted(wish.peers, peer)) continue;
+          mean.ratios[peer].push_back(r.at("median").get<double>());
+          if (std::ranges::find(peers, peer) == peers.end()) peers.push_back(peer);
+        }
       }
     }
   }
@@ -263,13 +223,12 @@ std::string means_table(const fs::path& folder, const Words& words) {
   Grid grid;
   for (const auto& [group, mean] : means) {
     grid.add_row();
-    grid.add("d", "d", std::to_string(group.first));
-    grid.add("what", "operation", group.second);
+    grid.add("d", "d", std::to_string(std::get<0>(group)));
+    grid.add("what", "operation", std::get<1>(group));
+    if (wish.steps.size() > 1) grid.add("step", "step", code(std::get<2>(group)));
     grid.add("N", "lengths", fmt::format("{}", fmt::join(mean.lengths, ", ")));
-    Words columns = peers;
-    if (!through.label.empty()) columns.push_back(through.label);
-    for (const std::string& peer : columns) {
-      grid.add_column(peer, peer == through.label ? peer : fmt::format("x {}", peer));
+    for (const std::string& peer : peers) {
+      grid.add_column(peer, fmt::format("x {}", peer));
       const auto found = mean.ratios.find(peer);
       if (found == mean.ratios.end()) continue;
       double logs = 0;
@@ -284,10 +243,10 @@ std::string means_table(const fs::path& folder, const Words& words) {
     }
   }
   return fmt::format(
-      "{}, {}; `x name`: how many times faster than that peer, geometric mean over the lengths "
-      "named "
+      "{}{}; `x name`: how many times faster than that peer, geometric mean over the lengths named "
       "(least and most).\n\n{}",
-      head, code(wish.steps[0]), grid.markdown());
+      head, wish.steps.size() == 1 ? fmt::format(", {}", code(wish.steps[0])) : "",
+      grid.markdown());
 }
 
 }  // namespace attn::report

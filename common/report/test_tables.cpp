@@ -57,8 +57,11 @@ TEST_CASE("a share above 100 % says why") {
 
 TEST_CASE("a mean names all lengths that it is of, and those that are missing") {
   Reports reports;
-  json p = {
-      {"schema", "attn-peers-1"}, {"gpu", "NVIDIA H200"}, {"torch", "2.11"}, {"cudnn", 91900}};
+  json p = {{"schema", "attn-peers-1"},
+            {"gpu", "NVIDIA H200"},
+            {"torch", "2.11"},
+            {"cudnn", 91900},
+            {"packages", {{"flash_attn_interface", "3.0"}}}};
   p["problems"] = json::array();
   const auto add = [&](int64_t n, double flash, double cudnn) {
     json ratios = json::array();
@@ -76,25 +79,20 @@ TEST_CASE("a mean names all lengths that it is of, and those that are missing") 
   reports.write("p", p);
   const std::string text = reports.table("means p step=v7");
   has(text, "geometric mean over the lengths named (least and most)");
+  has(text, "cuDNN 91900, flash_attn_interface 3.0, `v7`; ");
   has_line(
       text,
       "| 128 | forward | 512, 1024 | 4.00 (2.00 .. 8.00) | 0.50 (0.50 .. 0.50) of 1 lengths |");
   CHECK(reports.table("means p step=v7 peers=flash").find("cudnn |") == std::string::npos);
   has(reports.refusal("means p"), "needs step=NAME");
-
-  // A library that ran elsewhere beside flash: 8 times flash, which takes twice as long as it.
-  reports.write(
-      "o", json{{"schema", "attn-others-1"},
-                {"peers", {{"flash", "FlashAttention-2"}, {"fa3", "FlashAttention-3"}}},
-                {"rows", {{{"name", "fwd d128 n1024"}, {"us", {{"flash", 200}, {"fa3", 100}}}}}}});
-  const std::string far = reports.table("means p step=v7 peers=flash through=flash:o:fa3");
-  has(far, "| x flash | x FlashAttention-3 through FlashAttention-2 |");
-  has_line(
-      far,
-      "| 128 | forward | 512, 1024 | 4.00 (2.00 .. 8.00) | 4.00 (4.00 .. 4.00) of 1 lengths |");
-  has(reports.refusal("means p step=v7 through=flash:o:fa4"), "o has no fa4");
-  has(reports.refusal("means p step=v7 through=flash"), "must be PEER:DOCUMENT:LIBRARY");
   has(reports.refusal("means p step=v9"), "has no such ratio");
+  // Steps side by side: a step has the lengths whose problems name it.
+  p["problems"][1]["ratios"].push_back(
+      {{"step", "v8"}, {"peer", "flash"}, {"median", 9}, {"q1", 9}, {"q3", 9}});
+  reports.write("p", p);
+  const std::string both = reports.table("means p step=v7,v8 peers=flash");
+  has_line(both, "| 128 | forward | `v7` | 512, 1024 | 4.00 (2.00 .. 8.00) |");
+  has_line(both, "| 128 | forward | `v8` | 1024 | 9.00 (9.00 .. 9.00) |");
 }
 
 TEST_CASE("a headline has mean, least, most and points, and names the strongest peer") {
@@ -323,8 +321,7 @@ TEST_CASE("a table of ratios: rate, median and quartiles of each peer, - where t
   has_line(all, "| B=1 Hq=16 Hkv=16 N=1024 d=128 bf16 | `v4` | 100.0 | 0.40 (0.39 .. 0.41) |");
   has(reports.refusal("ratios p step=v9"), "has no such ratio");
   has(reports.refusal("ratios p steps=v7"),
-      "steps=v7: must be a file, step=NAME, peers=NAME,NAME, through=PEER:DOCUMENT:LIBRARY or "
-      "over=STEP");
+      "steps=v7: must be a file, step=NAME, peers=NAME,NAME or over=STEP");
   const std::string over = reports.table("ratios p step=v7 peers=flash over=v4");
   has_line(over, "| problem | TFLOP/s | x `v4` | x flash |");
   has_line(over, "| B=1 Hq=16 Hkv=16 N=1024 d=128 bf16 | 300.0 | 2.00 | 0.81 (0.80 .. 0.82) |");

@@ -293,7 +293,8 @@ problems_of() {
         echo "backward_softcap_d${d}_causal_n2048 --operation backward --step b12_features" \
           "$(tokens $d 2048) --causal --softcap 30"
         echo "backward_varlen_d${d}_causal_n8192 --operation backward --step b12_features" \
-          "--varlen 128,4096,256,1024,8192,512,2048,128 --heads $((2048 / d)) --head-dim $d --causal"
+          "--varlen 128,4096,256,1024,8192,512,2048,128 --heads $((2048 / d)) --head-dim $d" \
+          "--causal"
       done
       # The alternatives to chapter 08's skipping steps: all blocks, and no lists.
       for d in 64 128 256; do echo "forward_d${d}_n8192 --step v14_tuned $(tokens $d 8192)"; done
@@ -483,11 +484,15 @@ peer_problems() {  # FILE, as peers_of calls it
         done
       done ;;
     peers.06_flash_v3_hopper.backward)
-      for mask in "" --causal; do
-        for n in 512 1024 2048 4096 8192 16384; do
-          echo "$(tokens 64 $n) $mask"
-          echo "$(tokens 128 $n) $mask" \
-            "--steps b13_v_in_registers,b7_dependent_launches,b10_deterministic"
+      for d in 64 128; do
+        for mask in "" --causal; do
+          for n in 512 1024 2048 4096 8192 16384; do
+            case $d in
+              64) echo "$(tokens 64 $n) $mask" ;;
+              128) echo "$(tokens 128 $n) $mask" \
+                "--steps b13_v_in_registers,b7_dependent_launches,b10_deterministic" ;;
+            esac
+          done
         done
       done ;;
     peers.06_flash_v3_hopper.backward_d256)

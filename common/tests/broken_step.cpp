@@ -156,6 +156,8 @@ int main(int argc, char** argv) {
   if (step.name == "b5_whole_heads") p.kv_heads = 2;  // a head for each of the emulator's SMs
   if (step.name == "b6_tuned")  // one visit per key tile: the producer runs tiles ahead
     p.heads = 1, p.seqlen_q = 100, p.seqlen_k = 1100;
+  if (step.name == "b12_features")
+    p.varlen_q = {100, 0, 140}, p.varlen_k = {150, 64, 130}, p.softcap = 15;
   if (step.name == "q8_tuned") p.seqlen_q = 200, p.seqlen_k = 4096 + 391;
   if (takes(step, "rotary")) p.own["rotary"] = {1};
   const Operation& op = *step.operation;
