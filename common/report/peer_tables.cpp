@@ -65,8 +65,8 @@ bool wanted(const Words& words, const std::string& word) {
   return words.empty() || std::find(words.begin(), words.end(), word) != words.end();
 }
 
-// "FILE ... step=NAME,NAME peers=NAME,NAME over=STEP". `over`: a step of the same document, compared
-// by the medians of both.
+// "FILE ... step=NAME,NAME peers=NAME,NAME over=STEP". `over`: a step of the same document,
+// compared by the medians of both.
 struct Wish {
   Words names, steps, peers;
   std::string over;
@@ -206,8 +206,8 @@ std::string means_table(const fs::path& folder, const Words& words) {
       for (const std::string& step : wish.steps) {
         const auto of_step = [&](const json& r) { return r.at("step") == step; };
         if (wish.steps.size() > 1 && std::ranges::none_of(p.at("ratios"), of_step)) continue;
-        Mean& mean = means[{problem.at("head_dim").get<int64_t>(),
-                            operation + (problem.at("causal").get<bool>() ? ", causal" : ""), step}];
+        const std::string causal = problem.at("causal").get<bool>() ? ", causal" : "";
+        Mean& mean = means[{problem.at("head_dim").get<int64_t>(), operation + causal, step}];
         mean.lengths.push_back(std::to_string(problem.at("seqlen_k").get<int64_t>()));
         for (const json& r : p.at("ratios")) {
           const auto peer = r.at("peer").get<std::string>();
