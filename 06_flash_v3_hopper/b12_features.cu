@@ -1,12 +1,12 @@
 // b12_features: softcap, and packed sequences of different lengths.
 //
 // parent    b7_dependent_launches
-// change    With softcap the scores become tanh(scale S / cap) under dP; P and dS follow from it
-//           when dP has arrived. For packed sequences a tile's sequence is looked up, and tiles
-//           past its end are skipped.
+// change    With softcap the scores become tanh(scale S / cap) while the wgmmas of dP run; P and dS
+//           follow from it when dP is complete. For packed sequences a tile's sequence is looked
+//           up, and tiles past its end are skipped.
 // why       Models need both besides masks. P is needed for dV, P (1 - tanh^2) for dS: kept apart,
-//           they would take 64 more registers.
-// expect    gpu__time_duration.sum is unchanged where neither is used
+//           they would take 64 more registers at d=64, 32 at d=128.
+// expect    gpu__time_duration.sum is nearly unchanged where neither is used
 // source    Dao-AILab/flash-attention, Flash_bwd_params: cu_seqlens_q, cu_seqlens_k, softcap
 // supports  fp16, bf16; head dims 64, 128; any lengths, packed sequences, masks, GQA, softcap
 #include <algorithm>
@@ -325,7 +325,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& sm
 // Phases: (1) is packed_dot_kernel, (2) to (7) are here, (8) is packed_convert_kernel, or here.
 template <class Element, class Config, bool kSoftcap>
 __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel(
-    const __grid_constant__ TensorMap mapQ,     // [B Hq, d / 64, seqlen_q, 64]; packed: see v13
+    const __grid_constant__ TensorMap mapQ,     // [B Hq, d / 64, seqlen_q, 64]; [Hq, ., tokens, 64]
     const __grid_constant__ TensorMap mapdO,    // as Q
     const __grid_constant__ TensorMap mapK,     // [B Hkv, d / 64, seqlen_k, 64]
     const __grid_constant__ TensorMap mapV,     // as K

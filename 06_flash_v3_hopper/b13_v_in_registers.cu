@@ -3,10 +3,10 @@
 // parent    b7_dependent_launches
 // change    For dP^T = V dO^T a warpgroup keeps 64 of the 128 columns of its 64 keys of V in
 //           registers: A fragments, loaded by ldmatrix once per key tile.
-// why       At d=128 the five products read 256 KB of shared memory per visit, as many clocks as
-//           their MMAs take. S, dP, dV and dK leave 16 registers per thread unused
-// expect    l1tex__data_pipe_lsu_wavefronts_mem_shared.sum is nearly unchanged, the time falls: the
-//           operands of wgmma are not in that count
+// why       At d=128 shared memory is busy for at least as many clocks per visit as the tensor
+//           cores. S, dP, dV and dK leave room for 16 more registers per thread
+// expect    l1tex__data_pipe_lsu_wavefronts_mem_shared.sum falls by a twentieth, 16 of 304 KB per
+//           visit: it counts the operands of wgmma
 // source    FlashAttention-3 has V in registers at d=96 (flash_bwd_launch_template.h, V_in_regs)
 // supports  fp16, bf16; head dim 128; any lengths, masks, GQA
 #include <algorithm>
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   PipelineState<Config::kStages> rows;   // pipeline state of the current Q and dO
   PipelineState<Config::kKvBuffers> kv;  // of K and V
   float dk[kHeadDim / 8][4] = {}, dv[kHeadDim / 8][4] = {};
-  // Here although no value is kept: declared in the loop body, ptxas spills 16 of them at d=64.
+  // Here although no value is kept, as in b7.
   float s[kBlockM / 8][4];
   uint32_t v[Config::kSlices][4];  // the first columns of this warpgroup's 64 keys of V
   // One arrival per warp, after its lanes have read lse or D.

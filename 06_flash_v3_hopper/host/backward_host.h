@@ -67,7 +67,7 @@ inline Step persistent_step(std::string name, std::string idea, Launch launch) {
 inline Step whole_heads_step(std::string name, std::string idea, Launch launch) {
   Step whole = persistent_step(std::move(name), std::move(idea), launch);
   whole.cost = [general = whole.cost](const Problem& p) {
-    if (!owns_whole_heads(p, Machine{})) return general(p);
+    if (p.varlen() || !owns_whole_heads(p, Machine{})) return general(p);
     Cost cost{dot_phase(p, 0), gradient_phase(p, tiles_of(p))};
     const Phase convert = convert_phase(p);
     cost[1].hbm_write += convert.hbm_write - convert.hbm_read;

@@ -29,13 +29,14 @@ struct Packing {
   }
 };
 
-// A head in the tensor maps, the first rows of its sequence there, the tiles before that sequence.
+// A head in the tensor maps, the first rows of its sequence there, and the index of the sequence's
+// first tile in `rows` and `accum`.
 struct Place {
   int head, q_token, kv_token, first_tile;
 };
-// Of head `head` through the batch, of `heads` of a sequence. Sets the lengths in `shape` to those
-// of the sequence. Tiles before a packed sequence: at most one for each kBlockM tokens and one for
-// each sequence.
+// `head`: b * heads + h; `heads`: heads of a sequence. Sets the lengths in `shape` to those of the
+// sequence. Before a packed sequence there is at most a tile per kBlockM tokens, and one more per
+// sequence.
 template <class Config>
 __device__ __forceinline__ Place place_of(Shape& shape, const Packing& packing, int head,
                                           int heads) {
@@ -47,7 +48,8 @@ __device__ __forceinline__ Place place_of(Shape& shape, const Packing& packing, 
   return {head % heads, q, k, q / Config::kBlockM + b};
 }
 // Maps of all tokens of a head, one sequence after another. As in the forward pass, a box may reach
-// into the next sequence: its rows have P = 0, its keys are masked.
+// into the next sequence: its rows have P = 0, its keys are masked. 0 times NaN is NaN, so values
+// that are not finite affect gradients of the sequence before.
 template <class Element, class Config>
 Status make_maps(BackwardMaps& maps, const Arguments& args, const Packing& packing) {
   const BackwardParams<Element> params(args);

@@ -159,6 +159,8 @@ TEST_CASE("backward: softmax scales", "[emulated]") {
     Problem p = with_heads(problem(70, 130, 64, DType::bf16), 2, 2);
     p.causal = true, p.softmax_scale = scale;
     check_steps("backward", p, Backend::emulated, in_turn, n++);
+    p.head_dim = 128;
+    check_steps("backward", p, Backend::emulated, in_turn, n);
     p.head_dim = 256;
     check_steps("backward", p, Backend::emulated);
   }
@@ -218,6 +220,21 @@ TEST_CASE("the cost model of the backward pass matches a hand count", "[emulated
   }
 }
 
+TEST_CASE("the cost model of packed sequences has the kernels of the launch", "[emulated]") {
+  Problem p = problem(900, 900, 64, DType::bf16);
+  p.heads = p.kv_heads = 128;  // whole heads, for the short sequence alone
+  p.varlen_q = {8, 900};
+  p.finish();
+  int taken = 0;
+  for (const Step* step : backward_steps()) {
+    if (refusal(*step, p)) continue;
+    ++taken;
+    INFO(step->name);
+    CHECK(cost_of(*step, p, Machine{}).size() == 3);
+  }
+  CHECK(taken == 1);
+}
+
 TEST_CASE("dK and dV are bitwise equal under every thread schedule, dQ to rounding", "[emulated]") {
   Problem p = with_heads(problem(140, 300, 64, DType::bf16, InputKind::needle), 2, 1);
   p.causal = true;
@@ -225,8 +242,10 @@ TEST_CASE("dK and dV are bitwise equal under every thread schedule, dQ to roundi
   // Sums of six key tiles in fp16: another order would give other bits.
   p = with_heads(problem(100, 700, 64, DType::fp16), 2, 2);
   check_repeats(Backend::emulated, p, 4, true);
-  p = with_heads(problem(140, 300, 256, DType::fp16), 2, 1);
-  check_repeats(Backend::emulated, p, 4, false);
+  for (const int64_t d : {128, 256}) {
+    p = with_heads(problem(140, 300, d, DType::fp16), 2, 1);
+    check_repeats(Backend::emulated, p, 4, false);
+  }
   // Nine key tiles: b7 and b9 add them in another order under every other schedule.
   for (const int64_t d : {64, 256}) {
     p = with_heads(problem(d == 256 ? 70 : 300, 1100, d, DType::fp16), d == 256 ? 1 : 3, 1);

@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <stdexcept>
 
 #include "attn/mask.h"
 #include "attn/rotary.h"
@@ -198,9 +199,10 @@ double Operation::compulsory_bytes(const Problem& p) const {
 }
 
 namespace {
-// For a problem whose sequences have equal lengths.
-Cost cost_with_order(const Step& step, const Problem& p, const Machine& machine) {
-  Cost cost = step.cost(p);
+// For a problem whose sequences have equal lengths; `launched`: the same as the step sees it.
+Cost cost_with_order(const Step& step, const Problem& p, const Problem& launched,
+                     const Machine& machine) {
+  Cost cost = step.cost(launched);
   if (const auto tiling = tiling_of(step, p)) {
     const auto phase = std::ranges::find(cost, "attention", &Phase::name);
     phase->hbm_read +=
@@ -212,10 +214,15 @@ Cost cost_with_order(const Step& step, const Problem& p, const Machine& machine)
 }  // namespace
 
 Cost cost_of(const Step& step, const Problem& p, const Machine& machine) {
-  if (!p.varlen()) return cost_with_order(step, p, machine);
+  if (!p.varlen()) return cost_with_order(step, p, p, machine);
+  // A packed batch of one, since the kernels of a launch may depend on whether it is packed.
+  const auto packed = [](Problem one) {
+    one.varlen_q = {one.seqlen_q}, one.varlen_k = {one.seqlen_k};
+    return one;
+  };
   Problem smallest = p.sequence(0);
   smallest.seqlen_q = smallest.seqlen_k = 1;
-  Cost total = step.cost(smallest);
+  Cost total = step.cost(packed(smallest));
   for (Phase& phase : total) phase = Phase{.name = phase.name};
   double written = 0;  // bytes written for sequences without visible pairs
   for (int64_t b = 0; b < p.batch; ++b) {
@@ -225,7 +232,9 @@ Cost cost_of(const Step& step, const Problem& p, const Machine& machine) {
         written += static_cast<double>(spec.bytes());
       continue;
     }
-    const Cost cost = cost_with_order(step, one, machine);
+    const Cost cost = cost_with_order(step, one, packed(one), machine);
+    if (cost.size() != total.size())
+      throw std::logic_error(step.name + ": sequences of one batch have different kernels");
     for (std::size_t n = 0; n < cost.size(); ++n) total[n] += cost[n];
   }
   total.back().hbm_write += written;

@@ -148,8 +148,12 @@ std::string keys_text(CodeKeys& code, const std::string& only) {
       if (only.empty() || only == chapter)
         text += fmt::format("{}  {}  {}/{}\n", code.kernel(chapter, step),
                             code.launch(chapter, step), chapter, step);
-  for (const char* part : {"times", "peers", "counters", "sanitizer", "calls"})
-    text += fmt::format("{}  method of {}\n", code.method(part), part);
+  for (const char* part : {"times", "peers", "counters", "calls"})
+    text += fmt::format("{}  method of {}\n", code.method(part, only), part);
+  for (const std::string& chapter : code.chapters())
+    if (only.empty() || only == chapter)
+      text += fmt::format("{}  method of sanitizer {}\n", code.method("sanitizer", chapter),
+                          chapter);
   return text;
 }
 

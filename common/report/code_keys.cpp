@@ -311,7 +311,25 @@ std::set<std::string> CodeKeys::launch_functions(const std::string& chapter,
   return names;
 }
 
-std::string CodeKeys::method(const std::string& part) {
+namespace {
+// The body of the function that begins with `title`, without the cases of other chapters if one is
+// named: "    01_first/*|02_second/forward)" and the lines up to the next such line.
+std::string shell_function(const std::string& text, const std::string& title,
+                           const std::string& chapter = {}) {
+  const std::size_t begin = text.find(title);
+  if (begin == text.npos) return {};
+  std::istringstream lines(text.substr(begin, text.find("\n}", begin) - begin));
+  std::string body;
+  bool wanted = true;
+  for (std::string line; std::getline(lines, line);) {
+    if (!chapter.empty() && line.starts_with("    0")) wanted = line.find(chapter) != line.npos;
+    if (wanted) body += line + "\n";
+  }
+  return body;
+}
+}  // namespace
+
+std::string CodeKeys::method(const std::string& part, const std::string& chapter) {
   const fs::path common = root_ / "common", scripts = common / "scripts";
   Tokens all;
   if (part == "times" || part == "peers") {
@@ -334,8 +352,8 @@ std::string CodeKeys::method(const std::string& part) {
   } else if (part == "counters" || part == "sanitizer") {
     const bool counters = part == "counters";
     const std::string text = read(scripts / (counters ? "verify_on_gpu.sh" : "gpu_problems.sh"));
-    const std::size_t begin = text.find(counters ? "counters_of() {" : "sanitizer_problems() {");
-    if (begin != text.npos) all = lex_shell(text.substr(begin, text.find("\n}", begin) - begin));
+    all = lex_shell(counters ? shell_function(text, "counters_of() {")
+                             : shell_function(text, "sanitizer_problems() {", chapter));
     append(all, lex_shell(read(scripts / (counters ? "metrics.txt" : "sanitize.sh"))));
   } else if (part == "calls") {
     for (const char* name : {"attention", "plan", "memory", "steps"})

@@ -56,8 +56,9 @@ class CodeKeys {
   /// the chapter's host sources, attn/ and device/ that both use. Cost models, refusals and texts
   /// of a row are left out.
   std::string launch(const std::string& chapter, const std::string& step);
-  /// For a part of verify_on_gpu.sh: times, peers, counters, sanitizer; "-" for the others.
-  std::string method(const std::string& part);
+  /// For a part of verify_on_gpu.sh: times, peers, counters, sanitizer (with the problems of the
+  /// chapter), calls; "-" for the others.
+  std::string method(const std::string& part, const std::string& chapter);
 
   /// The problems that gpu_problems.sh lists for a chapter, in order; empty if there is no such
   /// script.

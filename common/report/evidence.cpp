@@ -53,7 +53,7 @@ json keys_of(CodeKeys& code, const Unit& unit, const std::map<std::string, bool>
   }
   // The calls of libattention are of no step, and depend on its host code alone.
   if ((!steps.empty() && unit.part != kOthers) || unit.part == "calls")
-    keys["method"] = code.method(unit.part);
+    keys["method"] = code.method(unit.part, unit.chapter);
   return keys;
 }
 
@@ -249,7 +249,7 @@ void merge(const fs::path& folder, CodeKeys& code, const fs::path& from) {
       const json keys = line.json().value("keys", json::object());
       const json kernels = keys.value("kernel", json::object()),
                  launches = keys.value("launch", json::object());
-      if (keys.value("method", "") != code.method(unit.part)) return false;
+      if (keys.value("method", "") != code.method(unit.part, unit.chapter)) return false;
       for (const auto& [step, key] : kernels.items())
         if (key != code.kernel(unit.chapter, step)) return false;
       for (const auto& [step, key] : launches.items())

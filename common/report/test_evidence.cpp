@@ -81,6 +81,36 @@ TEST_CASE("steps for Hopper alone have the key of its flags", "[evidence]") {
   CHECK(second.second == all.second);
 }
 
+TEST_CASE("the method of the sanitizer knows the problems of its chapter alone", "[evidence]") {
+  Project p;
+  fs::create_directories(p.root / "common/scripts");
+  const std::string script = R"sh(sanitizer_problems() {  # CHAPTER OPERATION
+  case $1/$2 in
+    01_first/*)
+      echo "--seqlen 8" ;;
+    02_second/forward|03_third/*)
+      echo "--seqlen 9"
+  esac
+}
+)sh";
+  const auto changed = [&](const std::string& from, const std::string& to) {
+    std::vector<std::string> methods;
+    for (const std::string& text : {script, with(script, from, to)}) {
+      p.write("common/scripts/gpu_problems.sh", text);
+      CodeKeys code(p.root);
+      for (const char* chapter : {"01_first", "02_second", "03_third"})
+        methods.push_back(code.method("sanitizer", chapter));
+    }
+    std::string all;
+    for (std::size_t n = 0; n < 3; ++n) all += methods[n] == methods[n + 3] ? '-' : "123"[n];
+    return all;
+  };
+  CHECK(changed("seqlen 8", "seqlen 7") == "1--");
+  CHECK(changed("seqlen 9", "seqlen 7") == "-23");
+  CHECK(changed("|03_third/*", "") == "-23");
+  CHECK(changed("case $1/$2 in", "case $2/$1 in") == "123");
+}
+
 TEST_CASE("a launch key is of host functions, the row in the table and what both use",
           "[evidence]") {
   Project p;

@@ -596,13 +596,16 @@ sanitizer_problems() {  # CHAPTER OPERATION
         "--dtype fp16" ;;
     07_paged/page_copy)
       echo "--batch 20 --heads 3 --head-dim 128 --page-size 5" ;;
-    # Partial tiles, masks, groups; on a GPU blocks own whole heads in the last one.
+    # Partial tiles, masks, groups; blocks that own whole heads on a GPU; softcap, packed sequences.
     06_flash_v3_hopper/backward)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal" \
         "--inputs needle"
       echo "--seqlen 165 --head-dim 64 --dtype fp16 --window 17,3"
       echo "--seqlen-q 200 --seqlen-k 150 --head-dim 64 --heads 3 --kv-heads 1 --causal"
       echo "--batch 33 --seqlen-q 70 --seqlen-k 150 --head-dim 64 --heads 4 --kv-heads 4"
+      echo "--seqlen-q 130 --seqlen-k 250 --head-dim 64 --causal --softcap 15"
+      echo "--varlen 0,70,1,130 --varlen-k 9,140,0,265 --head-dim 128 --heads 4 --kv-heads 2" \
+        "--causal"
       echo "--seqlen-q 133 --seqlen-k 201 --head-dim 256 --heads 4 --kv-heads 2 --causal" ;;
     06_flash_v3_hopper/*)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal" \

@@ -11,7 +11,7 @@
 #   sanitizer  four tools of compute-sanitizer over every step           -> sanitizer.CHAPTER.txt
 #   access     the rules of warp_access.h against the hardware counters  -> warp_access.txt
 #   times      every step at the problems of its chapter                 -> CHAPTER.OPERATION.jsonl
-#   peers      PyTorch's backends and the steps, alternating             -> peers.CHAPTER*.jsonl
+#   peers      libraries and the steps, alternating                      -> peers.CHAPTER*.jsonl
 #   counters   ncu over one launch of every step                         -> CHAPTER.counters.csv
 #   compiler   registers, stack and SASS instructions of every kernel    -> compiler.CHAPTER.txt
 #   calls      host time of calls of libattention, from C++ and PyTorch  -> calls.common.txt

@@ -298,12 +298,12 @@ inline Counts check_steps(const std::string& operation, Problem problem, Backend
 inline int turn(int n) { return 2 * (n / 5) + n % 5 + 2 * (n / 3); }
 inline bool in_turn(const Step& step, int number) {
   const auto rung = [](const Step& s) { return std::stoi(s.name.substr(1)); };
-  // A step for other head dims is no later one.
+  // A step that lacks one of these head dims is no later one.
   const std::vector<int64_t>& dims = step.limits.head_dims;
   const auto shares = [&](const Step& s) {
-    const auto has = [&](int64_t d) { return std::ranges::count(dims, d) > 0; };
     const std::vector<int64_t>& other = s.limits.head_dims;
-    return dims.empty() || other.empty() || std::ranges::any_of(other, has);
+    const auto has = [&](int64_t d) { return std::ranges::count(other, d) > 0; };
+    return other.empty() || std::ranges::all_of(dims, has);
   };
   int last = 0;
   for (const Step& s : chapter().steps)

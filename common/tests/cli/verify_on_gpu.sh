@@ -86,7 +86,11 @@ stand_in "$bin/test_kernels" 'case $1 in --list-tests) echo "  a case" ;; *) ech
 stand_in "$bin/test_check" 'echo "0 cases"'  # has none for a GPU
 stand_in "$tree/common/scripts/check_warp_access.sh" 'echo "33 of 33 patterns as predicted"'
 stand_in "$tree/common/scripts/compiler_report.sh" 'echo "registers  kernel"'
-stand_in "$work/with/python3" 'while [[ $# -gt 0 ]]; do
+stand_in "$work/with/python3" 'if [[ $1 == -c && -n ${LACKS:-} ]]; then
+  echo "No module named $LACKS" >&2
+  exit 1
+fi
+while [[ $# -gt 0 ]]; do
   case $1 in
     --out) printf "{\"timing_method\": 4, \"problems\": [%s]}\n" "$problems" >"$2" ;;
     --steps) steps=$(sed "s/[^,]*/{\"name\": \"&\", \"outcome\": \"unchecked\", \"time\": {}}/g" <<<"$2") ;;
@@ -282,6 +286,21 @@ exits 0
 run --changed
 exits 0
 has_not "== " "$output"
+
+# ---- a library that is not installed: the other files are measured, and the part fails -----------
+cp "$problems" "$work/problems.sh"
+sed -i 's/--backends 01_naive:v13_cublas,math/--backends fa3,math/' "$problems"
+LACKS=flash_attn_interface run peers 03_flash_v1
+exits 1
+has "peers.03_flash_v1.forward: No module named flash_attn_interface: not measured" "$output"
+has "--steps b6_async,b7_grid --backends" "$calls"
+has_not "--backends fa3" "$calls"
+run peers 03_flash_v1
+exits 0
+has "--backends fa3,math" "$calls"
+cp "$work/problems.sh" "$problems"
+run --changed
+exits 0
 
 # ---- the sanitizer ----------------------------------------------------------------------------
 script=sanitize.sh
