@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# flash_attention_3.sh SCRIPT: what the script of that name calls and writes, with stand-ins for the
+# compilers, PyTorch and git.
+set -euo pipefail
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+checkout=$work/fa out=$work/out
+mkdir -p "$work/with" "$checkout/hopper" "$checkout/csrc/cutlass"
+touch "$checkout/hopper/flash_api_stable.cpp" "$checkout/hopper/flash_attn_interface.py"
+stand_in() {  # NAME BODY
+  printf '#!/usr/bin/env bash\necho "%s $*" >>"%s"\n%s\n' "$1" "$work/calls" "$2" >"$work/with/$1"
+  chmod +x "$work/with/$1"
+}
+makes='while [[ $# -gt 0 ]]; do [[ $1 != -o ]] || : >"$2"; shift; done'
+stand_in nvcc '[[ $1 != --version ]] || { echo "release 13.0, V13"; exit; }
+[[ -z ${BREAKS:-} || $* != *$BREAKS* ]] || exit 1; '"$makes"
+stand_in g++ "$makes"
+stand_in python3 '[[ -z ${LACKS:-} ]] || exit 1; echo "-I/torch -L/torch/lib"'
+stand_in git 'echo 0123456'
+run() {  # EXIT TEXT: runs the script; expects the status and, in what it says, the text
+  local status=0 said
+  : >"$work/calls"
+  said=$(PATH=$work/with:$PATH "$script" "$checkout" "$out" 2>&1) || status=$?
+  [[ $status == "$1" && $said == *"$2"* ]] ||
+    { printf 'exit %s, must be %s with "%s":\n%s\n' "$status" "$1" "$2" "$said"; exit 1; }
+}
+script=$1
+run 2 "csrc/cutlass is empty: git -C $checkout submodule update --init csrc/cutlass"
+mkdir -p "$checkout/csrc/cutlass/include/cutlass"
+touch "$checkout/csrc/cutlass/include/cutlass/cutlass.h"
+BREAKS=bwd_hdim128 run 1 "flash_bwd_hdim128_bf16_sm90: not compiled"
+[[ ! -f $out/obj/flash_bwd_hdim128_bf16_sm90.o ]] || { echo "a broken object was kept"; exit 1; }
+LACKS=torch run 1 "python3 has no PyTorch"
+compiled() { grep -c '^nvcc .* -c ' "$work/calls" || true; }
+[[ $(compiled) == 3 ]] || { echo "compiled $(compiled) objects; 3 were missing"; exit 1; }
+run 0 "flash-attn-3 3.0.0+g0123456.cuda13.0 in $out"
+[[ $(compiled) == 0 ]] || { echo "objects were built again"; exit 1; }
+binding='^g++ .*-DFLASHATTENTION_DISABLE_SPLIT .*-I/torch .*flash_bwd_hdim256_bf16_sm90.o'
+grep -q "$binding" "$work/calls" || { cat "$work/calls"; exit 1; }
+[[ -f $out/flash_attn_3/_C.so && -f $out/flash_attn_interface.py &&
+  $(<"$out"/flash_attn_3-*/METADATA) == *"Version: 3.0.0+g0123456.cuda13.0"* ]]
