@@ -93,7 +93,8 @@ TEST_CASE("work is counted sequence by sequence", "[varlen]") {
   Step step;
   step.operation = &forward();
   step.cost = [](const Problem& one) {
-    CHECK((one.batch == 1 && !one.varlen() && one.seqlen_q > 0 && one.seqlen_k > 0));
+    CHECK((one.batch == 1 && one.seqlen_q > 0 && one.seqlen_k > 0));
+    CHECK((one.varlen_q == std::vector{one.seqlen_q} && one.varlen_k == std::vector{one.seqlen_k}));
     const auto q = static_cast<double>(one.seqlen_q), k = static_cast<double>(one.seqlen_k);
     return Cost{{.name = "a", .tensor_flop = q * k, .fp32_flop = q, .exp = k},
                 {.name = "b", .hbm_read = q, .hbm_write = 2 * q, .l2_bytes = 3 * k}};
