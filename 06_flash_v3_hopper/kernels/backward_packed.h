@@ -13,7 +13,7 @@ using namespace attn;
 struct Packing {
   const int *cu_seqlens_q, *cu_seqlens_k;  // [B + 1]; null if not packed
   int64_t q_head, q_row, kv_head, kv_row;  // from one head, or row, to the next
-  int64_t lse_head;
+  int64_t lse_head;  // rows of lse from one head to the next
   int num_tiles;  // of a query head, in `rows` and `accum`: each sequence starts a new one
   Packing(const Arguments& args, int block_m)
       : cu_seqlens_q(args.in_or_null<int>("cu_seqlens_q")),
