@@ -122,8 +122,8 @@ struct KeyTileScheduler {
     if ((index + 1) % tiles_per_unit() != 0) return index + 1;  // of the same head
     return (gridDim.x + atomicAdd(counter, 1u)) * tiles_per_unit();
   }
-  // Sets the lengths in `shape`. A tile past the end of its sequence has key0 >= shape.seqlen_k. The
-  // tiles of a packed batch come in the order of their first keys, whatever their lengths.
+  // Sets the lengths in `shape`. A tile past the end of its sequence has key0 >= shape.seqlen_k.
+  // The tiles of a packed batch come in the order of their first keys, whatever their lengths.
   template <class Config>
   __device__ PackedKeyTile at(unsigned index, Shape& shape, const Packing& packing) const {
     const unsigned first_head = index / (section * num_n_blocks) * section;
