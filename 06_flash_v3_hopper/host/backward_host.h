@@ -24,6 +24,7 @@ ATTN_DECLARE_STEP(b10_deterministic);
 ATTN_DECLARE_STEP(b11_deterministic_cluster);
 ATTN_DECLARE_STEP(b12_features);
 ATTN_DECLARE_STEP(b13_v_in_registers);
+ATTN_DECLARE_STEP(b14_features_d256);
 ATTN_DECLARE_LAUNCH(b12_features, prepare);
 
 namespace attn::backward_host {
@@ -108,6 +109,15 @@ inline Step d256_step(std::string name, std::string idea, Launch launch, Backwar
     return Cost{dot_phase(p), gradient_phase(p, tiles), convert_phase(p)};
   };
   return d256;
+}
+
+// The two of a cluster.
+inline Step featured_d256_step(std::string name, std::string idea, Launch launch) {
+  Step features = d256_step(std::move(name), std::move(idea), launch, {64, 128});
+  features.support = "any lengths, packed sequences, masks, GQA, softcap";
+  features.takes = {"softcap", "varlen"};
+  features.prepare = ATTN_LAUNCH_OF(b12_features, prepare);
+  return features;
 }
 
 // With a semaphore per query tile, and per block of a cluster. Accumulators are not cleared, and

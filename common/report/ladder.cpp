@@ -190,10 +190,12 @@ std::string tree_figure(const std::string& chapter, const fs::path& page) {
       "```text\n";
   for (std::size_t i = 0; i < rows.size(); ++i) {
     // A line on the left of a branch leads from its parent to the next step at the parent's depth.
+    const auto above = std::find_if(rows.rend() - static_cast<std::ptrdiff_t>(i), rows.rend(),
+                                    [&](auto& row) { return row.depth <= rows[i].depth; });
+    const bool first_of_branch = above == rows.rend() || above->depth < rows[i].depth ||
+                                 rows[i].step->parent != above->step->name;
     for (int depth = 0; depth < rows[i].depth; ++depth) {
       const bool last = depth + 1 == rows[i].depth;
-      const bool first_of_branch = i == 0 || rows[i - 1].depth < rows[i].depth ||
-                                   rows[i].step->parent != rows[i - 1].step->name;
       text += last && first_of_branch ? "\u251c\u2500 " : "\u2502  ";
     }
     text += rows[i].step->name;

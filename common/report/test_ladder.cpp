@@ -36,6 +36,17 @@ TEST_CASE("a ladder is a tree: each step over its parent, branches before the tr
         "v4_d\n"
         "v10_e\n"
         "```\n");
+  // A branch that has a branch and goes on.
+  reports.step("09_x", "v5_f", "// parent    v3_c");
+  reports.step("09_x", "v6_g", "// parent    v3_c");
+  reports.step("09_x", "v11_h", "// parent    v10_e");
+  reports.step("09_x", "v12_i", "// parent    v11_h");
+  has(reports.table("tree 09_x"),
+      "v2_b\n"
+      "\u251c\u2500 v3_c\n"
+      "\u2502  \u251c\u2500 v5_f\n"
+      "\u2502  v6_g\n"
+      "v4_d\n");
   // Two problems: column titles show how they differ.
   json other = problem("bf16", 4096);
   other["batch"] = 16;

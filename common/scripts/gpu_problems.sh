@@ -287,12 +287,15 @@ problems_of() {
         done
       done
       # Features of the backward pass: neither, softcap, packed sequences.
-      for d in 64 128; do
-        echo "backward_plain_d${d}_causal_n2048 --operation backward --step" \
-          "$(steps_like "$1" '^b(7|12)_') $(tokens $d 2048) --causal"
-        echo "backward_softcap_d${d}_causal_n2048 --operation backward --step b12_features" \
+      for d in 64 128 256; do
+        if [[ $d == 256 ]]; then steps=b9_cluster,b14_features_d256; else
+          steps=b7_dependent_launches,b12_features
+        fi
+        echo "backward_plain_d${d}_causal_n2048 --operation backward --step $steps" \
+          "$(tokens $d 2048) --causal"
+        echo "backward_softcap_d${d}_causal_n2048 --operation backward --step ${steps#*,}" \
           "$(tokens $d 2048) --causal --softcap 30"
-        echo "backward_varlen_d${d}_causal_n8192 --operation backward --step b12_features" \
+        echo "backward_varlen_d${d}_causal_n8192 --operation backward --step ${steps#*,}" \
           "--varlen 128,4096,256,1024,8192,512,2048,128 --heads $((2048 / d)) --head-dim $d" \
           "--causal"
       done
@@ -606,7 +609,10 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen-q 130 --seqlen-k 250 --head-dim 64 --causal --softcap 15"
       echo "--varlen 0,70,1,130 --varlen-k 9,140,0,265 --head-dim 128 --heads 4 --kv-heads 2" \
         "--causal"
-      echo "--seqlen-q 133 --seqlen-k 201 --head-dim 256 --heads 4 --kv-heads 2 --causal" ;;
+      echo "--seqlen-q 133 --seqlen-k 201 --head-dim 256 --heads 4 --kv-heads 2 --causal"
+      echo "--seqlen-q 130 --seqlen-k 250 --head-dim 256 --softcap 15"
+      echo "--varlen 0,70,1,130 --varlen-k 9,140,0,265 --head-dim 256 --heads 4 --kv-heads 2" \
+        "--causal" ;;
     06_flash_v3_hopper/*)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal" \
         "--inputs needle"
