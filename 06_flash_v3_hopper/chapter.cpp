@@ -149,9 +149,11 @@ Chapter make_chapter() {
   c.steps.push_back(backward_host::d128_step(
       "b13_v_in_registers", "d=128: half of V is an operand in registers",
       ATTN_LAUNCH(b13_v_in_registers)));
-  c.steps.push_back(backward_host::featured_d256_step(
-      "b14_features_d256", "d=256 with softcap, and packed sequences of different lengths",
-      ATTN_LAUNCH(b14_features_d256)));
+  c.steps.push_back(backward_host::softcap_d256_step(
+      "b14_softcap_d256", "d=256 with softcap", ATTN_LAUNCH(b14_softcap_d256)));
+  c.steps.push_back(backward_host::packed_d256_step(
+      "b15_packed_d256", "d=256: packed sequences of different lengths",
+      ATTN_LAUNCH(b15_packed_d256)));
   std::ranges::move(fp8_steps(), std::back_inserter(c.steps));
   return c;
 }

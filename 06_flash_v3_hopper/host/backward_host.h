@@ -24,7 +24,8 @@ ATTN_DECLARE_STEP(b10_deterministic);
 ATTN_DECLARE_STEP(b11_deterministic_cluster);
 ATTN_DECLARE_STEP(b12_features);
 ATTN_DECLARE_STEP(b13_v_in_registers);
-ATTN_DECLARE_STEP(b14_features_d256);
+ATTN_DECLARE_STEP(b14_softcap_d256);
+ATTN_DECLARE_STEP(b15_packed_d256);
 ATTN_DECLARE_LAUNCH(b12_features, prepare);
 
 namespace attn::backward_host {
@@ -112,12 +113,18 @@ inline Step d256_step(std::string name, std::string idea, Launch launch, Backwar
 }
 
 // The two of a cluster.
-inline Step featured_d256_step(std::string name, std::string idea, Launch launch) {
-  Step features = d256_step(std::move(name), std::move(idea), launch, {64, 128});
-  features.support = "any lengths, packed sequences, masks, GQA, softcap";
-  features.takes = {"softcap", "varlen"};
-  features.prepare = ATTN_LAUNCH_OF(b12_features, prepare);
-  return features;
+inline Step softcap_d256_step(std::string name, std::string idea, Launch launch) {
+  Step softcap = d256_step(std::move(name), std::move(idea), launch, {64, 128});
+  softcap.support = "any lengths, masks, GQA, softcap";
+  softcap.takes = {"softcap"};
+  softcap.prepare = ATTN_LAUNCH_OF(b12_features, prepare);
+  return softcap;
+}
+inline Step packed_d256_step(std::string name, std::string idea, Launch launch) {
+  Step packed = softcap_d256_step(std::move(name), std::move(idea), launch);
+  packed.support = "any lengths, packed sequences, masks, GQA, softcap";
+  packed.takes = {"softcap", "varlen"};
+  return packed;
 }
 
 // With a semaphore per query tile, and per block of a cluster. Accumulators are not cleared, and

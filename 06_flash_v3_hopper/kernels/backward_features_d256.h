@@ -1,4 +1,4 @@
-// Parts of b14_features_d256 that are no part of its pipeline: softcap, tensor maps, and the
+// Parts of b14 and b15 that are no part of their pipeline: softcap, tensor maps, and the
 // conversion of dQ, of packed sequences as well.
 #pragma once
 

@@ -21,8 +21,8 @@ const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
 
 // 16-bit types, three head dims, scales from 1e-37; softcap and packed sequences only in v13 and
 // v14. The FP8 steps quantise, and take a softmax scale of at least 1e-10; f6 and f7 turn Q
-// and K. Of the backward steps b12 and b14 have softcap and packed sequences; those for d=256 take
-// no other head dim, and b13 only 128.
+// and K. Of the backward steps b12 and b15 have softcap and packed sequences, b14 only softcap;
+// those for d=256 take no other head dim, and b13 only 128.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   if (p.own.contains("rotary") && !one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary"}))
     return false;
@@ -33,12 +33,13 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
   if (p.dtype == DType::fp32 || !one_of(p.head_dim, {64, 128, 256}) || p.softmax_scale < 1e-37)
     return false;
   if (step.operation == &backward())
-    return (plain(p) || (one_of_steps(step, {"b12_features", "b14_features_d256"}) &&
-                         p.dropout == 0 && !p.alibi)) &&
+    return (plain(p) ||
+            (one_of_steps(step, {"b12_features", "b14_softcap_d256", "b15_packed_d256"}) &&
+             p.dropout == 0 && !p.alibi && !(p.varlen() && step.name.starts_with("b14")))) &&
            (step.name != "b13_v_in_registers" || p.head_dim == 128) &&
            (p.head_dim == 256) == one_of_steps(step, {"b8_split_columns", "b9_cluster",
                                                         "b11_deterministic_cluster",
-                                                        "b14_features_d256"});
+                                                        "b14_softcap_d256", "b15_packed_d256"});
   return plain(p) ||
          (one_of_steps(step, {"v13_features", "v14_tuned"}) && p.dropout == 0 && !p.alibi);
 }
@@ -64,8 +65,8 @@ TEST_CASE("steps are correct on several query tiles and key tiles", "[emulated]"
 }
 
 namespace {
-// Softcap and packed sequences (v13, v14, b12 and b14 only), combined pairwise with masks, head
-// dims, groups and types.
+// Softcap and packed sequences (v13, v14, b12, b15; b14 only softcap), combined pairwise with
+// masks, head dims, groups and types.
 template <class Check>
 void features(Check check_one) {
   const std::vector<std::vector<int64_t>> lengths{{70, 0, 130, 1}, {200}, {129, 64, 65}, {0, 300}};
@@ -104,7 +105,8 @@ TEST_CASE("softcap and packed sequences are correct", "[emulated]") {
     ran += check_steps("forward", p, Backend::emulated);
     ran += check_steps("backward", p, Backend::emulated);
   });
-  CHECK(ran.text() == "b12_features 12, b14_features_d256 6, v13_features 18, v14_tuned 18");
+  CHECK(ran.text() == "b12_features 12, b14_softcap_d256 2, b15_packed_d256 6, v13_features 18, "
+                      "v14_tuned 18");
 }
 
 TEST_CASE("softcap and packed sequences are correct on the GPU", "[gpu]") {
@@ -113,7 +115,8 @@ TEST_CASE("softcap and packed sequences are correct on the GPU", "[gpu]") {
     ran += check_steps("forward", p, Backend::gpu);
     ran += check_steps("backward", p, Backend::gpu);
   });
-  CHECK(ran.text() == "b12_features 12, b14_features_d256 6, v13_features 18, v14_tuned 18");
+  CHECK(ran.text() == "b12_features 12, b14_softcap_d256 2, b15_packed_d256 6, v13_features 18, "
+                      "v14_tuned 18");
 }
 
 TEST_CASE("all steps are correct on the GPU", "[gpu]") {

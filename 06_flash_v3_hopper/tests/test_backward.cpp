@@ -193,9 +193,10 @@ TEST_CASE("backward steps refuse unsupported problems with the reason", "[emulat
   reasons(problem(8, 8, 64, DType::fp32), "fp16 and bf16");
   Problem other = p;
   other.softcap = 15;
-  reasons(other, "this step has no softcap", {"b12_features", "b14_features_d256"});
+  reasons(other, "this step has no softcap",
+          {"b12_features", "b14_softcap_d256", "b15_packed_d256"});
   other = p, other.varlen_q = {8};
-  reasons(other, "--varlen", {"b12_features", "b14_features_d256"});
+  reasons(other, "--varlen", {"b12_features", "b15_packed_d256"});
   other = p, other.dropout = 0.25;
   reasons(other, "this step has no dropout");
   other = p, other.softmax_scale = -1;

@@ -288,12 +288,12 @@ problems_of() {
       done
       # Features of the backward pass: neither, softcap, packed sequences.
       for d in 64 128 256; do
-        if [[ $d == 256 ]]; then steps=b9_cluster,b14_features_d256; else
-          steps=b7_dependent_launches,b12_features
-        fi
-        echo "backward_plain_d${d}_causal_n2048 --operation backward --step $steps" \
+        steps=b12_features
+        [[ $d != 256 ]] || steps=$(steps_like "$1" '^b1[45]_')
+        echo "backward_plain_d${d}_causal_n2048 --operation backward --step" \
+          "$(steps_like "$1" "^b$([[ $d == 256 ]] && echo 9 || echo 7)_"),$steps" \
           "$(tokens $d 2048) --causal"
-        echo "backward_softcap_d${d}_causal_n2048 --operation backward --step ${steps#*,}" \
+        echo "backward_softcap_d${d}_causal_n2048 --operation backward --step $steps" \
           "$(tokens $d 2048) --causal --softcap 30"
         echo "backward_varlen_d${d}_causal_n8192 --operation backward --step ${steps#*,}" \
           "--varlen 128,4096,256,1024,8192,512,2048,128 --heads $((2048 / d)) --head-dim $d" \
@@ -382,7 +382,7 @@ profiled_problem() {  # CHAPTER STEP
     04_flash_v2/*) echo "$(tokens 128 2048) --causal" ;;
     05_flash_decoding/*) cache 16 8192 32 8 ;;
     06_flash_v3_hopper/f7_*) echo "$(tokens 128 2048) --rotary" ;;
-    06_flash_v3_hopper/b[89]_*|06_flash_v3_hopper/b11_*) tokens 256 2048 ;;
+    06_flash_v3_hopper/b[89]_*|06_flash_v3_hopper/b1[145]_*) tokens 256 2048 ;;
     06_flash_v3_hopper/*) tokens 128 2048 ;;
     08_quant_sparse/d4_*) echo "--operation sparq $(cache 64 4096 32 32)" ;;
     08_quant_sparse/d*) cache 16 8192 32 8 ;;

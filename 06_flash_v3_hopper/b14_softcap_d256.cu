@@ -1,14 +1,13 @@
-// b14_features_d256: head dim 256 with softcap, and packed sequences of different lengths.
+// b14_softcap_d256: head dim 256 with softcap.
 //
 // parent    b9_cluster
 // change    With softcap the warpgroup of the scores passes P (1 - tanh^2) as well as P to the
-//           warpgroup of their gradients. A tile's sequence is looked up, and both blocks of a
-//           cluster skip tiles past its end.
+//           warpgroup of their gradients.
 // why       Gemma 2 has a softcap at this head dim. dS needs the derivative of the softcap, and the
 //           tanh is in the other warpgroup.
-// expect    gpu__time_duration.sum is nearly unchanged where neither is used
-// source    as b12_features
-// supports  fp16, bf16; head dim 256; any lengths, packed sequences, masks, GQA, softcap
+// expect    gpu__time_duration.sum is nearly unchanged without softcap
+// source    Dao-AILab/flash-attention, Flash_bwd_params: softcap
+// supports  fp16, bf16; head dim 256; any lengths, masks, GQA, softcap
 #include <algorithm>
 
 #include "device/device.h"
@@ -26,7 +25,7 @@
 #include "kernels/backward_cluster.h"
 #include "kernels/backward_features_d256.h"
 
-namespace ATTN_BACKEND::b14_features_d256 {
+namespace ATTN_BACKEND::b14_softcap_d256 {
 using namespace attn;
 using namespace hopper;
 
@@ -87,9 +86,6 @@ struct SharedStorage {
                taken_empty)
 };
 
-struct PackedKeyTile : KeyTile {
-  Place place;
-};
 // Dynamic persistent, as in b4: sections of KV heads in turn, within a section longest tiles first.
 // The unit is a cluster: its first block takes the next key tile, of 128 keys, from the counter.
 struct KeyTileScheduler {
@@ -109,14 +105,12 @@ struct KeyTileScheduler {
   __device__ unsigned next() const {
     return gridDim.x / Config::kCluster + atomicAdd(counter, 1u);
   }
-  // Sets the lengths in `shape`. A tile past the end of its sequence has key0 >= shape.seqlen_k.
-  __device__ PackedKeyTile at(unsigned index, Shape& shape, const Packing& packing) const {
+  __device__ KeyTile at(unsigned index, const Shape& shape) const {
     const unsigned first_head = index / (section * num_n_blocks) * section;
     const unsigned heads = min(section, num_kv_heads - first_head);
     const unsigned in_section = index - first_head * num_n_blocks;
-    const Place place = place_of<Config>(
-        shape, packing, static_cast<int>(first_head + in_section % heads), shape.kv_heads);
-    return {key_tile_of<Config>(shape, place.head, static_cast<int>(in_section / heads)), place};
+    return key_tile_of<Config>(shape, static_cast<int>(first_head + in_section % heads),
+                               static_cast<int>(in_section / heads));
   }
 };
 
@@ -203,39 +197,32 @@ template <class Element>
 __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const TensorMap& mapQ,
                                         const TensorMap& mapdO, const TensorMap& mapK,
                                         const TensorMap& mapV, const TensorMap& mapRows,
-                                        Shape shape, const Packing& packing,
-                                        const KeyTileScheduler& scheduler, int rank) {
+                                        const Shape& shape, const KeyTileScheduler& scheduler,
+                                        int rank, int num_m_blocks) {
   constexpr int kPanel = Config::kPanel, kRowsBytes = Config::kTileBytes + 4 * Config::kBlockM;
   PipelineState<Config::kStages> rows;
-  PipelineState<1> gradients, kv, taken;  // of dO; of key tiles; of indices, also of empty tiles
-  for (unsigned index = scheduler.first(); index < scheduler.count(); taken.advance()) {
-    const PackedKeyTile work = scheduler.at(index, shape, packing);
-    const auto [kv_head, q_token, kv_token, first_tile] = work.place;
+  PipelineState<1> gradients, kv;  // of dO; of key tiles, and of their indices
+  unsigned index = scheduler.first();
+  for (; index < scheduler.count(); kv.advance()) {
+    const KeyTile work = scheduler.at(index, shape);
+    const int key0 = work.key0 + rank * Config::kKeys, kv_head = work.kv_head;
+    const int end = rows.count + count_visits(work);
     // Its latency: under the wait for the last tile.
     const unsigned next = rank == 0 ? scheduler.next() : 0;
-    if (work.key0 >= shape.seqlen_k) {  // past the end of this sequence, in both blocks
-      index = share_next(smem, next, rank, taken.phase());
-      continue;
-    }
     mbarrier_wait(&smem.kv_empty, kv.phase() ^ 1);
     smem.index = index;
     mbarrier_arrive_expect_tx(&smem.kv_full, 2 * Config::kTileBytes + Config::kTileBytes / 2);
-    const int key0 = kv_token + work.key0, here = key0 + rank * Config::kKeys;
     for (int half = 0; half < 2; ++half) {
-      tma_load(smem.sK + 2 * half * kPanel, mapK, &smem.kv_full, {0, here, 2 * half, kv_head});
-      tma_load(smem.sV + 2 * half * kPanel, mapV, &smem.kv_full, {0, here, 2 * half, kv_head});
+      tma_load(smem.sK + 2 * half * kPanel, mapK, &smem.kv_full, {0, key0, 2 * half, kv_head});
+      tma_load(smem.sV + 2 * half * kPanel, mapV, &smem.kv_full, {0, key0, 2 * half, kv_head});
     }
-    tma_load(smem.sPeerK, mapK, &smem.kv_full,
-             {0, key0 + (1 - rank) * Config::kKeys, 2 * rank, kv_head});
-    kv.advance();
-    index = share_next(smem, next, rank, taken.phase());
-    const int end = rows.count + count_visits(work);
+    tma_load(smem.sPeerK, mapK, &smem.kv_full, {0, key0 ^ Config::kKeys, 2 * rank, kv_head});
+    index = share_next(smem, next, rank, kv.phase());
 #pragma unroll 1  // few registers
     for (Visit visit(work); rows.count < end;
          visit.advance(work), rows.advance(), gradients.advance()) {
       const int stage = rows.index(), head = visit.head;
-      const int row0 = q_token + visit.m_block * Config::kBlockM;
-      const int tile = head * packing.num_tiles + first_tile + visit.m_block;
+      const int row0 = visit.m_block * Config::kBlockM, tile = head * num_m_blocks + visit.m_block;
       mbarrier_wait(&smem.q_empty[stage], rows.phase() ^ 1);
       mbarrier_arrive_expect_tx(&smem.q_full[stage], kRowsBytes);
       tma_load_multicast(smem.sQ[stage] + 2 * rank * kPanel, mapQ, &smem.q_full[stage],
@@ -268,15 +255,15 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Element>& smem) {
 
 template <class Element, bool kSoftcap>
 __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel(
-    const __grid_constant__ TensorMap mapQ,     // [B Hq, d / 64, seqlen_q, 64]; [Hq, ., tokens, 64]
+    const __grid_constant__ TensorMap mapQ,     // [B Hq, d / 64, seqlen_q, 64]
     const __grid_constant__ TensorMap mapdO,    // as Q
     const __grid_constant__ TensorMap mapK,     // [B Hkv, d / 64, seqlen_k, 64]
     const __grid_constant__ TensorMap mapV,     // as K
     const __grid_constant__ TensorMap mapRows,  // [tiles, 2, kBlockM floats]: lse, D
-    Element* __restrict__ gdK,                  // [B, Hkv, seqlen_k, d] or [tokens, Hkv, d]
+    Element* __restrict__ gdK,                  // [B, Hkv, seqlen_k, d]
     Element* __restrict__ gdV,                  // as dK
     float4* gAccum,                             // [tiles, blocks, kFragments / 2, threads]: dQ
-    Shape shape, Packing packing, KeyTileScheduler scheduler) {
+    Shape shape, KeyTileScheduler scheduler, int num_m_blocks) {
   constexpr int kPanel = Config::kPanel, kBlockM = Config::kBlockM;
   auto& smem = dynamic_shared<SharedStorage<Element>>();
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
@@ -289,8 +276,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   if (warpgroup == kProducer) {
     setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x % kWarpgroup == 0)
-      produce<Element>(smem, mapQ, mapdO, mapK, mapV, mapRows, shape, packing, scheduler,
-                       rank);
+      produce<Element>(smem, mapQ, mapdO, mapK, mapV, mapRows, shape, scheduler, rank,
+                       num_m_blocks);
     __syncwarp();
     cluster_sync();
     return;
@@ -316,9 +303,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     mbarrier_wait(&smem.ds_full[here.index()], here.phase());
     issue_dq(dq, sdS + (1 - rank) * kPanel, smem.sPeerK + warpgroup * kPanel, true);
   };
-  const auto add_dq = [&](const Scores& dq, const Visit& at, int first_tile) {
-    const int64_t tile = int64_t{at.head} * packing.num_tiles + first_tile + at.m_block;
-    float4* const accum = gAccum + (tile * 2 + rank) * (8 * Config::kConsumerThreads);
+  const auto add_dq = [&](const Scores& dq, const Visit& at) {
+    float4* const accum = gAccum + ((int64_t{at.head} * num_m_blocks + at.m_block) * 2 + rank) *
+                                       (8 * Config::kConsumerThreads);
 #pragma unroll
     for (int f = 0; f < 8; ++f)
       reduce_add(accum + f * Config::kConsumerThreads + thread_index(),
@@ -327,7 +314,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
 
   // One key tile of the warpgroup that has the scores.
   //! [scores]
-  const auto process_scores = [&](const PackedKeyTile& work) {
+  const auto process_scores = [&](const KeyTile& work) {
     Visit at(work);
     const int key0 = work.key0 + rank * Config::kKeys, end = visit + count_visits(work);
     // S^T becomes P^T, for dV in registers, and for the other warpgroup. The fence: lse before TMA
@@ -369,7 +356,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       load_fragments(ds, smem.sExchange);
       issue_gradient(dk, ds, smem.sQ[here.index()] + columns);
       wgmma_wait<1>(dq);
-      add_dq(dq, at, work.place.first_tile);
+      add_dq(dq, at);
       at.advance(work);
       if constexpr (more) {
         wgmma_wait<1>(s);
@@ -392,7 +379,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   // One key tile of the warpgroup that has their gradients. dP of a visit is in registers. dS goes
   // to the other warpgroup, and as rows of queries to both blocks.
   //! [gradients]
-  const auto process_gradients = [&](const PackedKeyTile& work) {
+  const auto process_gradients = [&](const KeyTile& work) {
     Visit at(work);
     const int end = visit + count_visits(work);
     Scores s;  // dP^T, then dS^T
@@ -421,7 +408,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       issue_dq_of(dq, here);
       issue_gradient(dk, ds, smem.sQ[here.index()] + columns);
       wgmma_wait<1>(dq);
-      add_dq(dq, at, work.place.first_tile);
+      add_dq(dq, at);
       at.advance(work);
       if constexpr (more) {
         mbarrier_wait(&smem.do_full, (visit + 1) % 2);
@@ -445,18 +432,17 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       mbarrier_wait(&smem.kv_full, kv.phase());
       const unsigned index = smem.index;
       if (index >= scheduler.count()) return;
-      const PackedKeyTile work = scheduler.at(index, shape, packing);
+      const KeyTile work = scheduler.at(index, shape);
       if (count_visits(work) > 0) process(work);
       __syncwarp();
       if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.kv_empty);
       // Store dK and dV: zeros if these keys are visible to no row.
       const int key = work.key0 + rank * Config::kKeys + first_row() % 64;
       const int keys = shape.seqlen_k - key;
-      const int64_t first = work.place.head * packing.kv_head +
-                            (work.place.kv_token + key) * packing.kv_row +
+      const int64_t first = (int64_t{work.kv_head} * shape.seqlen_k + key) * Config::kHeadDim +
                             warpgroup * Config::kColumns;
-      store_gradient(gdK + first, packing.kv_row, keys, dk, shape.softmax_scale);
-      store_gradient(gdV + first, packing.kv_row, keys, dv, 1);
+      store_gradient(gdK + first, Config::kHeadDim, keys, dk, shape.softmax_scale);
+      store_gradient(gdV + first, Config::kHeadDim, keys, dv, 1);
 #pragma unroll
       for (int n = 0; n < Config::kColumns / 8; ++n)
 #pragma unroll
@@ -472,35 +458,39 @@ Status launch(const Arguments& args) {
   const BackwardParams<Element> params(args);
   const Problem& p = args.problem;
   const Shape shape = shape_of(p);
-  const Packing packing(args, Config::kBlockM);
   const int num_m_blocks = static_cast<int>(ceil_div(p.seqlen_q, Config::kBlockM));
   const int64_t tiles = num_m_blocks * p.batch * p.heads;
   const Machine machine = args.backend == Backend::gpu ? this_machine() : Machine{2 * kEmulatedSms};
   const KeyTileScheduler scheduler(p, args.out<unsigned>("tile_counter"), machine);
   const unsigned units = std::min<unsigned>(scheduler.count(), machine.num_sms / Config::kCluster);
   float4* const accum = args.out<float4>("accum");
-  BackwardMaps maps;
-  Status status = make_half_maps<Element, Config>(maps, args, packing);
-  if (!status.ok()) return status;
+  TensorMap q, dout, k, v, rows;
+  for (const Status& made :
+       {map_of_half(q, params.q, p, p.heads, p.seqlen_q),
+        map_of_half(dout, params.dout, p, p.heads, p.seqlen_q),
+        map_of_half(k, params.k, p, p.kv_heads, p.seqlen_k),
+        map_of_half(v, params.v, p, p.kv_heads, p.seqlen_k),
+        make_tensor_map<3>(rows, args.in<__half>("rows"), {2 * Config::kBlockM, 2, tiles},
+                           {4 * Config::kBlockM, 8 * Config::kBlockM}, {2 * Config::kBlockM, 1, 1},
+                           Swizzle::kNone)})
+    if (!made.ok()) return made;
   args.phase("dot");
-  status =
-      launch_kernel(packed_dot_kernel<Element, Config>, dim3(static_cast<unsigned>(tiles)),
+  Status status =
+      launch_kernel(dot_kernel<Element, Config, true>, dim3(static_cast<unsigned>(tiles)),
                     dim3(256), 0, args.stream, params.o, params.dout, params.lse,
-                    args.out<float>("rows"), accum, scheduler.counter, shape, packing,
-                    num_m_blocks);
+                    args.out<float>("rows"), accum, scheduler.counter, shape, num_m_blocks);
   if (!status.ok()) return status;
   args.phase("attention_backward");
   status = launch_kernel({.cluster = Config::kCluster, .dependent = true},
                          attention_backward_kernel<Element, kSoftcap>,
                          dim3(Config::kCluster * units), dim3(Config::kThreads),
-                         sizeof(SharedStorage<Element>), args.stream, maps.q, maps.dout, maps.k,
-                         maps.v, maps.rows, params.dk, params.dv, accum, shape, packing, scheduler);
+                         sizeof(SharedStorage<Element>), args.stream, q, dout, k, v, rows,
+                         params.dk, params.dv, accum, shape, scheduler, num_m_blocks);
   if (!status.ok()) return status;
   args.phase("convert");
-  return launch_kernel({.dependent = true}, packed_convert_halves_kernel<Element, Config>,
+  return launch_kernel({.dependent = true}, convert_halves_kernel<Element, Config>,
                        dim3(static_cast<unsigned>(2 * tiles)), dim3(Config::kConsumerThreads), 0,
-                       args.stream, args.in<float4>("accum"), params.dq, shape, packing,
-                       num_m_blocks);
+                       args.stream, args.in<float4>("accum"), params.dq, shape, num_m_blocks);
 }
 
 Status launch(const Arguments& args) {
@@ -509,4 +499,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::b14_features_d256
+}  // namespace ATTN_BACKEND::b14_softcap_d256
