@@ -88,8 +88,9 @@ struct SharedStorage {
 struct PackedKeyTile : KeyTile {
   Place place;
 };
-// Dynamic persistent, as in b4: sections of KV heads in turn, within a section longest tiles first.
-// The unit is a cluster: its first block takes the next key tile, of 128 keys, from the counter.
+// Dynamic persistent, as in b4: sections of KV heads in turn, within a section longest tiles first,
+// but the tiles of a packed batch in the order of their first keys. The unit is a cluster: its
+// first block takes the next key tile, of 128 keys, from the counter.
 struct KeyTileScheduler {
   unsigned num_n_blocks, num_kv_heads, section;
   unsigned* counter;
@@ -205,17 +206,18 @@ __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const Tens
                                         const KeyTileScheduler& scheduler, int rank) {
   constexpr int kPanel = Config::kPanel, kRowsBytes = Config::kTileBytes + 4 * Config::kBlockM;
   PipelineState<Config::kStages> rows;
-  PipelineState<1> gradients, kv, taken;  // of dO; of key tiles; of indices, also of empty tiles
-  unsigned index = scheduler.first();
-  for (; index < scheduler.count(); taken.advance()) {
+  PipelineState<1> gradients, kv;  // of dO; of key tiles, and of their indices
+  const auto with_keys = [&](unsigned tile) {  // this tile, or the next that has keys
+    while (tile < scheduler.count() && scheduler.at(tile, shape, packing).key0 >= shape.seqlen_k)
+      tile = scheduler.next();
+    return tile;
+  };
+  unsigned index = share_next(smem, rank == 0 ? with_keys(scheduler.first()) : 0, rank, 0);
+  while (index < scheduler.count()) {
+    // Its latency: under the wait for the last tile.
+    const unsigned next = rank == 0 ? with_keys(scheduler.next()) : 0;
     const PackedKeyTile work = scheduler.at(index, shape, packing);
     const auto [kv_head, q_token, kv_token, first_tile] = work.place;
-    // Its latency: under the wait for the last tile.
-    const unsigned next = rank == 0 ? scheduler.next() : 0;
-    if (work.key0 >= shape.seqlen_k) {  // past the end of this sequence, in both blocks
-      index = share_next(smem, next, rank, taken.phase());
-      continue;
-    }
     mbarrier_wait(&smem.kv_empty, kv.phase() ^ 1);
     smem.index = index;
     mbarrier_arrive_expect_tx(&smem.kv_full, 2 * Config::kTileBytes + Config::kTileBytes / 2);
@@ -227,7 +229,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const Tens
     tma_load(smem.sPeerK, mapK, &smem.kv_full,
              {0, key0 + (1 - rank) * Config::kKeys, 2 * rank, kv_head});
     kv.advance();
-    index = share_next(smem, next, rank, taken.phase());
+    index = share_next(smem, next, rank, kv.phase());
     const int end = rows.count + count_visits(work);
 #pragma unroll 1  // few registers
     for (Visit visit(work); rows.count < end;

@@ -26,6 +26,7 @@ ATTN_DECLARE_STEP(b12_features);
 ATTN_DECLARE_STEP(b13_v_in_registers);
 ATTN_DECLARE_STEP(b14_softcap_d256);
 ATTN_DECLARE_STEP(b15_packed_d256);
+ATTN_DECLARE_STEP(b16_late_additions);
 ATTN_DECLARE_LAUNCH(b12_features, prepare);
 
 namespace attn::backward_host {
@@ -93,13 +94,21 @@ inline Step d128_step(std::string name, std::string idea, Launch launch) {
   return d128;
 }
 
+inline Step d64_step(std::string name, std::string idea, Launch launch) {
+  Step d64 = whole_heads_step(std::move(name), std::move(idea), launch);
+  d64.limits.head_dims = {64};
+  return d64;
+}
+
 // Head dim 256: 64 keys a block. `tiles`: of a block, or of the two of a cluster, where each loads
 // half of the columns of Q and dO, for both, and adds half of the columns of dQ.
 inline Step d256_step(std::string name, std::string idea, Launch launch, BackwardTiles tiles) {
   Step d256 = step(std::move(name), std::move(idea), launch);
   d256.limits.head_dims = {256};
   d256.refuses = [](const Problem& p) {
-    return refuse_grid(p, {32, 64});  // two blocks per tile of 64 rows convert dQ
+    Problem whole = p;  // two blocks per tile of 64 rows convert dQ
+    whole.seqlen_q = (p.seqlen_q + 63) / 64 * 64;
+    return refuse_grid(whole, {32, 64});
   };
   d256.workspaces = [tiles](const Problem& p) {
     std::vector<Workspace> all = gradient_workspaces(p, tiles);

@@ -1,4 +1,5 @@
-// The exchange of the next key tile between the two blocks of a cluster, of b9 and b11.
+// The exchange of the next key tile between the two blocks of a cluster, in the steps for head dim
+// 256 from b9 on.
 #pragma once
 
 #include "attn/kernel.h"

@@ -1,5 +1,5 @@
-// Parts of b8, b9 and b11 that are no part of their pipeline: the order of visits, the exchange of
-// fragments between warpgroups, tensor maps, and the conversion of dQ.
+// Parts of the steps for head dim 256 that are no part of their pipeline: the order of visits, the
+// exchange of fragments between warpgroups, tensor maps, and the conversion of dQ.
 #pragma once
 
 #include "attn/kernel.h"

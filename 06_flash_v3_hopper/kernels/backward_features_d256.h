@@ -1,5 +1,5 @@
 // Parts of b14 and b15 that are no part of their pipeline: softcap, tensor maps, and the
-// conversion of dQ, of packed sequences as well.
+// conversion of dQ, for packed sequences too.
 #pragma once
 
 #include "kernels/backward_d256.h"
@@ -46,8 +46,8 @@ __device__ __forceinline__ void capped_probabilities(float (&s)[Config::kBlockM 
 }
 //! [capped]
 
-// A map of [heads, rows, d], or of packed [rows, heads, d], as map_of, of boxes of 64 rows and two
-// panels. `rows`: of a head, of all packed sequences.
+// A map of [heads, rows, d], or of packed [rows, heads, d], like map_of's, but in boxes of 64 rows
+// and two panels. `rows`: of a head, of all packed sequences.
 template <class Element>
 Status map_of_packed_half(TensorMap& map, const Element* g, const Problem& p, int64_t heads,
                           int64_t rows) {
@@ -76,7 +76,7 @@ Status make_half_maps(BackwardMaps& maps, const Arguments& args, const Packing& 
   return Status::success();
 }
 
-// As convert_halves_kernel, of packed sequences as well: a block past the end of its sequence has
+// As convert_halves_kernel, for packed sequences too: a block past the end of its sequence has
 // no work.
 template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kConsumerThreads)

@@ -1,5 +1,5 @@
 // Backward pass of packed sequences: where a sequence begins, and the preprocess and postprocess
-// kernels of b12_features. They serve batches of one length as well.
+// kernels of b12 and b15. They serve batches of one length as well.
 #pragma once
 
 #include "kernels/backward_tiles.h"
@@ -48,8 +48,8 @@ __device__ __forceinline__ Place place_of(Shape& shape, const Packing& packing, 
   return {head % heads, q, k, q / Config::kBlockM + b};
 }
 // Maps of all tokens of a head, one sequence after another. As in the forward pass, a box may reach
-// into the next sequence: its rows have P = 0, its keys are masked. 0 times NaN is NaN, so values
-// that are not finite affect gradients of the sequence before.
+// into the next sequences: their rows have P = 0, their keys are masked. 0 times NaN is NaN, so
+// values that are not finite affect gradients of the sequences before, as far as a tile reaches.
 template <class Element, class Config>
 Status make_maps(BackwardMaps& maps, const Arguments& args, const Packing& packing) {
   const BackwardParams<Element> params(args);

@@ -22,7 +22,7 @@ const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
 // 16-bit types, three head dims, scales from 1e-37; softcap and packed sequences only in v13 and
 // v14. The FP8 steps quantise, and take a softmax scale of at least 1e-10; f6 and f7 turn Q
 // and K. Of the backward steps b12 and b15 have softcap and packed sequences, b14 only softcap;
-// those for d=256 take no other head dim, and b13 only 128.
+// those for d=256 take no other head dim, b13 only 128, and b16 only 64.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   if (p.own.contains("rotary") && !one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary"}))
     return false;
@@ -37,6 +37,7 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
             (one_of_steps(step, {"b12_features", "b14_softcap_d256", "b15_packed_d256"}) &&
              p.dropout == 0 && !p.alibi && !(p.varlen() && step.name.starts_with("b14")))) &&
            (step.name != "b13_v_in_registers" || p.head_dim == 128) &&
+           (step.name != "b16_late_additions" || p.head_dim == 64) &&
            (p.head_dim == 256) == one_of_steps(step, {"b8_split_columns", "b9_cluster",
                                                         "b11_deterministic_cluster",
                                                         "b14_softcap_d256", "b15_packed_d256"});
@@ -75,14 +76,15 @@ void features(Check check_one) {
     for (const double softcap : {0.0, 15.0, 50.0})
       for (const bool packed : {false, true}) {
         if (softcap == 0 && !packed) continue;
-        Problem p = problem(150, 211, d, n % 2 == 0 ? DType::bf16 : DType::fp16,
+        const auto other = static_cast<std::size_t>(n / 2 + d / 64);
+        Problem p = problem(150, 211, d, other % 2 == 0 ? DType::bf16 : DType::fp16,
                             n % 3 == 0 ? InputKind::peaked : InputKind::random);
         p.heads = 4, p.kv_heads = n % 3 == 0 ? 4 : 2;
         p.softcap = softcap;
         if (packed) {
-          p.varlen_q = lengths[static_cast<std::size_t>(n) % 4];
+          p.varlen_q = lengths[other % 4];
           p.varlen_k = p.varlen_q;
-          if (n % 2 == 1) std::reverse(p.varlen_k.begin(), p.varlen_k.end());
+          if (n / 2 % 2 == 1) std::reverse(p.varlen_k.begin(), p.varlen_k.end());
         }
         p.causal = n % 3 == 1;
         if (n % 3 == 2) p.window_left = 60, p.window_right = 20;
@@ -95,6 +97,15 @@ void features(Check check_one) {
     p.heads = 4, p.kv_heads = 2, p.causal = true, p.softcap = 15;
     p.varlen_q = {70, 0, 130, 1}, p.varlen_k = {9, 140, 265, 0};
     check_one(p);
+    // In fp16 with a window.
+    p.dtype = DType::fp16, p.inputs = InputKind::random;
+    p.causal = false, p.window_left = 60, p.window_right = 20, p.softcap = 2;
+    p.varlen_q = {3, 0, 150, 1, 64}, p.varlen_k = {260, 40, 0, 1, 66};
+    check_one(p);
+    // A cap so large that only the Taylor series of the tanh has enough digits.
+    p = problem(100, 150, d, DType::fp16);
+    p.heads = p.kv_heads = 2, p.softcap = 1e6;
+    check_one(p);
   }
 }
 }  // namespace
@@ -105,8 +116,8 @@ TEST_CASE("softcap and packed sequences are correct", "[emulated]") {
     ran += check_steps("forward", p, Backend::emulated);
     ran += check_steps("backward", p, Backend::emulated);
   });
-  CHECK(ran.text() == "b12_features 12, b14_softcap_d256 2, b15_packed_d256 6, v13_features 18, "
-                      "v14_tuned 18");
+  CHECK(ran.text() == "b12_features 16, b14_softcap_d256 3, b15_packed_d256 8, v13_features 24, "
+                      "v14_tuned 24");
 }
 
 TEST_CASE("softcap and packed sequences are correct on the GPU", "[gpu]") {
@@ -115,8 +126,8 @@ TEST_CASE("softcap and packed sequences are correct on the GPU", "[gpu]") {
     ran += check_steps("forward", p, Backend::gpu);
     ran += check_steps("backward", p, Backend::gpu);
   });
-  CHECK(ran.text() == "b12_features 12, b14_softcap_d256 2, b15_packed_d256 6, v13_features 18, "
-                      "v14_tuned 18");
+  CHECK(ran.text() == "b12_features 16, b14_softcap_d256 3, b15_packed_d256 8, v13_features 24, "
+                      "v14_tuned 24");
 }
 
 TEST_CASE("all steps are correct on the GPU", "[gpu]") {

@@ -93,8 +93,10 @@ TEST_CASE("backward steps match the reference on short problems", "[emulated]") 
     ran += check_steps("backward", p, Backend::emulated, in_turn, turn(n));
     ++n;
   });
+  n = 0;
   covering_problems({1, 65, 203}, {256}, kDTypes, [&](const Problem& p) {
-    ran += check_steps("backward", p, Backend::emulated);
+    ran += check_steps("backward", p, Backend::emulated, in_turn, turn(n));
+    ++n;
   });
   CHECK(ran.least('b') >= 12);
 }
@@ -203,6 +205,12 @@ TEST_CASE("backward steps refuse unsupported problems with the reason", "[emulat
   reasons(other, "--scale -1: this step takes at least 1e-37");
   other = with_heads(problem(8, int64_t{1} << 29, 64, DType::bf16), 1024, 1024);
   reasons(other, "2^31 - 1 blocks");
+  // At d=256 two blocks convert dQ of a query tile of 64 rows.
+  other = with_heads(problem(8, 8, 256, DType::bf16), int64_t{3} << 29, int64_t{3} << 29);
+  other.finish();
+  for (const Step* step : backward_steps())
+    if (step->limits.head_dims == std::vector<int64_t>{256})
+      CHECK(refusal(*step, other).value_or("").find("2^31 - 1 blocks") != std::string::npos);
 }
 
 TEST_CASE("the cost model of the backward pass matches a hand count", "[emulated]") {
@@ -319,6 +327,8 @@ TEST_CASE("1000 GPU runs give bitwise equal dK and dV; 8 of them dQ to rounding,
   }
   Problem wide = with_heads(problem(603, 803, 256, DType::bf16), 4, 2);
   wide.causal = true;
+  check_repeats(Backend::gpu, wide, 1000, false);
+  wide.softcap = 15, wide.varlen_q = {603, 0, 70, 1}, wide.varlen_k = {803, 5, 9, 0};
   check_repeats(Backend::gpu, wide, 1000, false);
 }
 

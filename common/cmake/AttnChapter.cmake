@@ -573,6 +573,8 @@ const std::vector<attn::tests::Version> attn::tests::kVersions{
   endif()
   add_executable(${target} ${folder}/versions.cpp $<TARGET_OBJECTS:attn_broken_step> ${table})
   attn_emulated(${target})
+  # Compiled for longer than run: -Og takes 0.6 of the time of -O1, and runs for 1.2 times as long.
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-Og>)
   target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_BINARY_DIR}
                              ${PROJECT_SOURCE_DIR}/common)
   target_link_libraries(${target} PRIVATE attn)

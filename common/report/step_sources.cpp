@@ -65,6 +65,8 @@ std::vector<StepSource> read_step_sources(const fs::path& chapter) {
         s.parent = parent;
       else
         s.from = said.substr(0, said.find_first_of(";(:"));
+    } else if (said.starts_with("none")) {
+      s.from = "none";
     }
     while (s.from.ends_with(' ')) s.from.pop_back();
     steps.push_back(s);

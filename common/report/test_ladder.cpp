@@ -41,6 +41,8 @@ TEST_CASE("a ladder is a tree: each step over its parent, branches before the tr
   reports.step("09_x", "v6_g", "// parent    v3_c");
   reports.step("09_x", "v11_h", "// parent    v10_e");
   reports.step("09_x", "v12_i", "// parent    v11_h");
+  reports.step("09_x", "w1_own", "// parent    none: an operation of its own");
+  CHECK(reports.table("tree 09_x").find("\nw1_own  (parent: none)\n") != std::string::npos);
   has(reports.table("tree 09_x"),
       "v2_b\n"
       "\u251c\u2500 v3_c\n"

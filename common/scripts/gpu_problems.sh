@@ -275,7 +275,7 @@ problems_of() {
       done
       for d in 64 128 256; do
         case $d in
-          64) steps=$(steps_like "$1" '^b([1-7]|10)_') ;;
+          64) steps=$(steps_like "$1" '^b([1-7]|1[06])_') ;;
           128) steps=$(steps_like "$1" '^b([1-7]|1[03])_') ;;
           256) steps=$(steps_like "$1" '^b([89]|11)_') ;;
         esac
@@ -383,6 +383,7 @@ profiled_problem() {  # CHAPTER STEP
     05_flash_decoding/*) cache 16 8192 32 8 ;;
     06_flash_v3_hopper/f7_*) echo "$(tokens 128 2048) --rotary" ;;
     06_flash_v3_hopper/b[89]_*|06_flash_v3_hopper/b1[145]_*) tokens 256 2048 ;;
+    06_flash_v3_hopper/b16_*) tokens 64 2048 ;;
     06_flash_v3_hopper/*) tokens 128 2048 ;;
     08_quant_sparse/d4_*) echo "--operation sparq $(cache 64 4096 32 32)" ;;
     08_quant_sparse/d*) cache 16 8192 32 8 ;;
@@ -612,7 +613,7 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen-q 133 --seqlen-k 201 --head-dim 256 --heads 4 --kv-heads 2 --causal"
       echo "--seqlen-q 130 --seqlen-k 250 --head-dim 256 --softcap 15"
       echo "--varlen 0,70,1,130 --varlen-k 9,140,0,265 --head-dim 256 --heads 4 --kv-heads 2" \
-        "--causal" ;;
+        "--causal --softcap 15 --dtype fp16" ;;
     06_flash_v3_hopper/*)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal" \
         "--inputs needle"

@@ -99,8 +99,10 @@ TEST_CASE("no step has a race in any of many schedules of the emulator", "[emula
       }
     problems.push_back(few);  // attention of one K/V head with 576 columns
     problems.back().head_dim = 576;
-    problems.push_back(problems[1]);  // a step for wide heads alone
-    problems.back().head_dim = 256;
+    for (const std::size_t n : {0, 1}) {  // steps for wide heads alone, with features and without
+      problems.push_back(problems[n]);
+      problems.back().head_dim = 256;
+    }
     problems.push_back(problems[1]);  // column intervals
     std::vector<int64_t> begin, end;
     for (int64_t j = 0; j < problems[1].seqlen_k; ++j)
