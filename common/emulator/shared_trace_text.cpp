@@ -13,18 +13,6 @@ std::uint64_t nanoseconds(Cycles cycles, double clock_mhz) {
   return static_cast<std::uint64_t>(static_cast<double>(cycles) * 1000 / clock_mhz);
 }
 
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    if (c == '<')
-      out += "\\u003c";  // the text is in a <script>
-    else if (static_cast<unsigned char>(c) >= ' ')
-      out += c;
-  }
-  return out + '"';
-}
-
 // [1,2,3] of text(n) for all n of a range.
 template <class Range, class Text>
 std::string list(const Range& range, Text text) {

@@ -16,18 +16,6 @@ std::string microseconds(std::uint64_t ns) {
   return std::to_string(ns / 1000) + "." + std::string(3 - rest.size(), '0') + rest;
 }
 
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    if (c == '<')
-      out += "\\u003c";  // a page contains the text in a <script>
-    else if (static_cast<unsigned char>(c) >= ' ')
-      out += c;
-  }
-  return out + '"';
-}
-
 // {"ph":"X","pid":1,"tid":2,"ts":0.123, without the closing brace.
 std::string head(const char* phase, std::size_t pid, std::size_t tid, std::uint64_t ns) {
   return std::string("{\"ph\":\"") + phase + "\",\"pid\":" + std::to_string(pid) +
@@ -71,6 +59,18 @@ std::string metadata(const char* what, std::size_t pid, std::size_t tid, const s
 }
 
 }  // namespace
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    if (c == '<')
+      out += "\\u003c";  // a page contains the text in a <script>
+    else if (static_cast<unsigned char>(c) >= ' ')
+      out += c;
+  }
+  return out + '"';
+}
 
 // Cycles in nanoseconds, which are the resolution of Perfetto.
 std::uint64_t Trace::nanoseconds(Cycles cycles) const {

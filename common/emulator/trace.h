@@ -115,4 +115,7 @@ class Trace {
   Cycles end_ = 0;
 };
 
+/// The text as a JSON string that may also stand in a script element of a page.
+std::string quoted(const std::string& text);
+
 }  // namespace attn::emulator

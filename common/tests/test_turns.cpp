@@ -112,12 +112,15 @@ TEST_CASE("a thread that spins on a plain word lets others run", "[emulator][sch
       unsigned out[64];
       emulator::find_races = races;
       const std::string ended = message(seed, 1, 64, spin_on_a_word, true, out);
-      const std::string never = message(seed, 1, 64, spin_on_a_word, false, out);
+      // Millions of reads: once with races, once without.
+      const bool spins = races == (seed == 2);
+      const std::string never = spins ? message(seed, 1, 64, spin_on_a_word, false, out) : "";
       emulator::find_races = false;
       INFO(ended << "; " << never);
       // Its order is nobody's: a race, found where races are looked for.
       CHECK(has(ended, "race: ") == races);
       if (!races) CHECK(ended == "");
+      if (!spins) continue;
       CHECK(has(never, "deadlock: thread (32,0,0) of block (0,0,0) reads at "));
       CHECK(has(never, "at tests/test_turns.cpp:" + std::to_string(kReads)));
     }
