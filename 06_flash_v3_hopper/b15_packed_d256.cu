@@ -1,9 +1,10 @@
 // b15_packed_d256: head dim 256 with packed sequences of different lengths.
 //
 // parent    b14_softcap_d256
-// change    A tile's sequence is looked up, and both blocks of a cluster skip tiles past its end.
-// why       Training packs sequences of different lengths into one batch; padded to the longest,
-//           they would cost its time
+// change    A tile's sequence is looked up. The first block of a cluster skips tiles past the end
+//           of their sequence, for both blocks, also before the first tile.
+// why       Training packs sequences of different lengths into one batch. Padded to the longest,
+//           each would take the time of the longest
 // expect    gpu__time_duration.sum is nearly unchanged for sequences of one length
 // source    as b12_features
 // supports  fp16, bf16; head dim 256; any lengths, packed sequences, masks, GQA, softcap

@@ -3,11 +3,13 @@
 // parent    b13_v_in_registers
 // change    At d=64 each thread keeps half of its fragments of dQ, and adds them when S and dP of
 //           the next visit have been issued; at the last visit of a key tile it adds all under dK.
-//           One of four slices of V is in registers; buffers and barriers are those of b7 at d=64.
-// why       All additions of a visit come at once, under dK; without them it takes 5 to 9 % less
-//           time
+//           One of four slices of V is in registers; buffers, barriers and the one loop body are
+//           those of b7 at d=64.
+// why       All additions of a visit come at once, under dK. Without any, a wrong result, b7 was 5
+//           to 9 % faster at d=64
 // expect    smsp__average_warps_issue_stalled_lg_throttle_per_issue_active.ratio falls
-// source    FlashAttention-3 leaves the additions to a warp of its own, late by a visit
+// source    FlashAttention-3 has a warp that only adds dQ (mainloop_bwd_sm90_tma_gmma_ws.hpp,
+//           store_dq)
 // supports  fp16, bf16; head dim 64; any lengths, masks, GQA
 #include <algorithm>
 

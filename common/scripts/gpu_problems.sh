@@ -23,7 +23,7 @@ kRaggedLengths=10370,7782,6486,13951,12221,14678,14311,10350,7728,10296,11876,\
 # Problems named memory_* are not launched: the program prints the memory each step needs, and
 # stops.
 problems_of() {
-  local name batch length n d mask rows cols type types bytes steps backward repeat
+  local name batch length n d mask rows cols type types bytes steps softcap packed backward repeat
   case $1 in
     01_naive)
       for n in 1024 2048 4096 8192; do
@@ -288,14 +288,14 @@ problems_of() {
       done
       # Features of the backward pass: neither, softcap, packed sequences.
       for d in 64 128 256; do
-        steps=b12_features
-        [[ $d != 256 ]] || steps=$(steps_like "$1" '^b1[45]_')
-        echo "backward_plain_d${d}_causal_n2048 --operation backward --step" \
-          "$(steps_like "$1" "^b$([[ $d == 256 ]] && echo 9 || echo 7)_"),$steps" \
+        steps=b7_dependent_launches softcap=b12_features packed=b12_features
+        [[ $d != 256 ]] ||
+          steps=b9_cluster softcap=b14_softcap_d256,b15_packed_d256 packed=b15_packed_d256
+        echo "backward_plain_d${d}_causal_n2048 --operation backward --step $steps,$softcap" \
           "$(tokens $d 2048) --causal"
-        echo "backward_softcap_d${d}_causal_n2048 --operation backward --step $steps" \
+        echo "backward_softcap_d${d}_causal_n2048 --operation backward --step $softcap" \
           "$(tokens $d 2048) --causal --softcap 30"
-        echo "backward_varlen_d${d}_causal_n8192 --operation backward --step ${steps#*,}" \
+        echo "backward_varlen_d${d}_causal_n8192 --operation backward --step $packed" \
           "--varlen 128,4096,256,1024,8192,512,2048,128 --heads $((2048 / d)) --head-dim $d" \
           "--causal"
       done
