@@ -492,7 +492,8 @@ peer_problems() {  # FILE, as peers_of calls it
         for mask in "" --causal; do
           for n in 512 1024 2048 4096 8192 16384; do
             case $d in
-              64) echo "$(tokens 64 $n) $mask" ;;
+              64) echo "$(tokens 64 $n) $mask" \
+                "--steps b16_late_additions,b7_dependent_launches,b10_deterministic" ;;
               128) echo "$(tokens 128 $n) $mask" \
                 "--steps b13_v_in_registers,b7_dependent_launches,b10_deterministic" ;;
             esac
@@ -720,7 +721,7 @@ tool_cannot() {  # CHAPTER OPERATION TOOL
     # kernel, which f7 launches too, is in sanitizer_exceptions.txt.
     06_flash_v3_hopper/forward/racecheck) echo "$(steps_like "$1" "^f[45]_") $kOneLaneArrives" ;;
     06_flash_v3_hopper/backward/racecheck)
-      echo "$(steps_like "$1" "^b([4-9]|1[0-3])_") $kOneLaneArrives" ;;
+      echo "$(steps_like "$1" "^b([4-9]|1[0-6])_") $kOneLaneArrives" ;;
     08_quant_sparse/forward/racecheck)
       echo "$(steps_like "$1" '^q[1-8]_|^s[123]_') $kOneLaneArrives" ;;
     # Its two sides reach a common barrier from two instances of a template.
