@@ -44,10 +44,10 @@ struct Config {
   static constexpr int kCluster = 2, kKeys = 64, kBlockN = 128;  // blocks; keys of one; of both
   static constexpr int kColumns = kHeadDim / 2;  // of dK and dV per warpgroup; of dQ per block
   static constexpr int kStages = 2;  // of Q; dO has one
-  // Of dS. As many as of Q: a stage of Q is released when dQ and dK of its visit are complete, and
-  // loaded again when all warps of both blocks have released it. So P of visit i + 2 is computed
-  // when dS of visit i is no longer read.
-  static constexpr int kDsBuffers = kStages;
+  // Of dS. dO of visit i + 1 is released after dQ of visit i is complete, and dO of visit i + 2 is
+  // loaded when all warps of both blocks have released it. So dS of visit i + 2 is computed when dS
+  // of visit i is no longer read.
+  static constexpr int kDsBuffers = 2;
   static constexpr int kThreads = 3 * kWarpgroup, kConsumerThreads = 2 * kWarpgroup;
   static constexpr int kFragments = kBlockM * kHeadDim / 4 / kConsumerThreads;  // of a dQ tile
   static constexpr int kPanel = 64 * 64;                    // elements of 64 rows of 128 bytes
@@ -74,21 +74,21 @@ struct SharedStorage {
   alignas(1024) Element sdS[Config::kDsBuffers][Config::kCluster * kPanel];  // a panel per block
   alignas(16) uint4 sExchange[4][kWarpgroup];  // P or dS: what a thread passes its counterpart
   uint4 sTaken[2];  // .x: index of the next key tile, as sent and as received; copied as 16 bytes
-  unsigned index;                     // of this key tile; guarded by kv_full and kv_empty
+  unsigned index;  // of this key tile; guarded by v_full and v_empty
   alignas(128) float sLse[Config::kStages][Config::kBlockM];  // lse / log(2), per row
   alignas(128) float sD[Config::kBlockM];                     // rowsum(dO . O)
   // mbarriers: TMA bytes have landed. Q with lse, dO with D; ds_full: the peer's panel of dS.
-  uint64_t kv_full, q_full[Config::kStages], do_full, ds_full[Config::kDsBuffers];
+  uint64_t k_full, v_full, q_full[Config::kStages], do_full, ds_full[Config::kDsBuffers];
   // mbarriers: all consumer warps of both blocks have released the tile
   uint64_t q_empty[Config::kStages], do_empty;
-  uint64_t kv_empty;                // of this block alone
+  uint64_t k_empty, v_empty;  // of this block alone
   uint64_t taken_full, taken_empty;  // sTaken
   Turn turns[kTurns];                // of visits; guarded by the mbarriers below
   // mbarriers: it is the visit's turn; all consumer warps have added to dQ; the slot is free
   uint64_t turn_full[kTurns], added[kTurns], turn_empty[kTurns];
   ATTN_MEMBERS(SharedStorage, sK, sV, sPeerK, sQ, sdO, sdS, sExchange, sTaken, index, sLse, sD,
-               kv_full, q_full, do_full, ds_full, q_empty, do_empty, kv_empty, taken_full,
-               taken_empty, turns, turn_full, added, turn_empty)
+               k_full, v_full, q_full, do_full, ds_full, q_empty, do_empty, k_empty, v_empty,
+               taken_full, taken_empty, turns, turn_full, added, turn_empty)
 };
 
 // Dynamic persistent, as in b10: sections of KV heads in turn, within a section the last keys
@@ -216,14 +216,16 @@ __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const Tens
     const KeyTile work = scheduler.at(index, shape);
     const int key0 = work.key0 + rank * Config::kKeys, kv_head = work.kv_head;
     const int end = rows.count + count_visits(work);
-    mbarrier_wait(&smem.kv_empty, kv.phase() ^ 1);
+    mbarrier_wait(&smem.v_empty, kv.phase() ^ 1);  // under the last visit of the tile before
     smem.index = index;
-    mbarrier_arrive_expect_tx(&smem.kv_full, 2 * Config::kTileBytes + Config::kTileBytes / 2);
-    for (int half = 0; half < 2; ++half) {
-      tma_load(smem.sK + 2 * half * kPanel, mapK, &smem.kv_full, {0, key0, 2 * half, kv_head});
-      tma_load(smem.sV + 2 * half * kPanel, mapV, &smem.kv_full, {0, key0, 2 * half, kv_head});
-    }
-    tma_load(smem.sPeerK, mapK, &smem.kv_full, {0, key0 ^ Config::kKeys, 2 * rank, kv_head});
+    mbarrier_arrive_expect_tx(&smem.v_full, Config::kTileBytes);
+    for (int half = 0; half < 2; ++half)
+      tma_load(smem.sV + 2 * half * kPanel, mapV, &smem.v_full, {0, key0, 2 * half, kv_head});
+    mbarrier_wait(&smem.k_empty, kv.phase() ^ 1);
+    mbarrier_arrive_expect_tx(&smem.k_full, Config::kTileBytes + Config::kTileBytes / 2);
+    for (int half = 0; half < 2; ++half)
+      tma_load(smem.sK + 2 * half * kPanel, mapK, &smem.k_full, {0, key0, 2 * half, kv_head});
+    tma_load(smem.sPeerK, mapK, &smem.k_full, {0, key0 ^ Config::kKeys, 2 * rank, kv_head});
 #pragma unroll 1  // few registers
     for (Visit visit(work); rows.count < end;
          visit.advance(work), rows.advance(), gradients.advance()) {
@@ -241,17 +243,18 @@ __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const Tens
       tma_load(smem.sD, mapRows, &smem.do_full, {0, 1, tile});
     }
   }
-  mbarrier_wait(&smem.kv_empty, kv.phase() ^ 1);
+  mbarrier_wait(&smem.v_empty, kv.phase() ^ 1);
   smem.index = index;
-  mbarrier_arrive(&smem.kv_full);  // end of work
+  mbarrier_arrive(&smem.v_full);  // end of work
 }
 //! [producer]
 
 template <class Element>
 __device__ __forceinline__ void init_barriers(SharedStorage<Element>& smem) {
   constexpr int kWarps = Config::kCluster * Config::kConsumerThreads / kWarp;
-  mbarrier_init(&smem.kv_full, 1), mbarrier_init(&smem.do_full, 1);
-  mbarrier_init(&smem.do_empty, kWarps), mbarrier_init(&smem.kv_empty, kWarps / 2 + 1);
+  mbarrier_init(&smem.k_full, 1), mbarrier_init(&smem.k_empty, kWarps / 2);
+  mbarrier_init(&smem.v_full, 1), mbarrier_init(&smem.v_empty, kWarps / 2 + 1);
+  mbarrier_init(&smem.do_full, 1), mbarrier_init(&smem.do_empty, kWarps);
   mbarrier_init(&smem.taken_full, 1), mbarrier_init(&smem.taken_empty, 1);
   for (int i = 0; i < kTurns; ++i)
     mbarrier_init(&smem.turn_full[i], 1), mbarrier_init(&smem.added[i], kWarps / 2),
@@ -293,10 +296,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     PipelineState<1> kv;
     if (warp_id == kWaitsForTurns && lane0)
       wait_for_turns<Config, 2>(smem, gSemaphore + rank, shape, num_m_blocks, [&](KeyTile& tile) {
-        mbarrier_wait(&smem.kv_full, kv.phase());
+        mbarrier_wait(&smem.v_full, kv.phase());
         const unsigned index = smem.index;
         if (index >= scheduler.count()) return false;
-        mbarrier_arrive(&smem.kv_empty);
+        mbarrier_arrive(&smem.v_empty);
         kv.advance();
         tile = scheduler.at(index, shape);
         return true;
@@ -318,6 +321,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     __syncwarp();
     if (const int lane_id = thread_index() % kWarp; lane_id < Config::kCluster)
       mbarrier_release_cluster(cluster_address(empty, lane_id));
+  };
+  const auto release_keys = [&](uint64_t* empty) {  // at this block
+    __syncwarp();
+    if (thread_index() % kWarp == 0) mbarrier_arrive(empty);
   };
   // dQ over the keys of this block, then over those of the other, whose dS is copied here.
   const auto issue_dq_of = [&](Scores& dq, PipelineState<Config::kDsBuffers> here) {
@@ -359,36 +366,41 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       named_barrier_arrive(kProbabilities, Config::kConsumerThreads);
       fence_proxy_async();
     };
-    // P of this visit is in registers. S of the next one is computed while the other warpgroup
-    // computes dS, and its exponentials under dK.
+    // P of this visit is in registers. S of the next one is issued after dV: a wait for its Q
+    // delays no other product. dQ comes last, when dS of the other block has come; unlike in b9 it
+    // is added in its own visit: the code of the last turn would not fit in registers beside S.
     const auto process_visit = [&](auto more) {
       const PipelineState<2> here{visit}, next{visit + 1};  // stage of Q, buffer of dS
       Scores s, dq;
       mbarrier_wait(&smem.do_full, visit % 2);
       issue_gradient(dv, p, smem.sdO + columns);
+      wgmma_wait<0>(dv);
+      release(&smem.do_empty);
       if constexpr (more) {
         mbarrier_wait(&smem.q_full[next.index()], next.phase());
         issue_scores(s, smem.sK, smem.sQ[next.index()]);
       }
-      wgmma_wait<more>(dv);
-      release(&smem.do_empty);
       if (thread_index() == 0)
         mbarrier_arrive_expect_tx(&smem.ds_full[here.index()], Config::kPanelBytes);
       named_barrier_sync(kGradients, Config::kConsumerThreads);
-      issue_dq_of(dq, here);
       load_fragments(ds, smem.sExchange);
       issue_gradient(dk, ds, smem.sQ[here.index()] + columns);
-      wgmma_wait<1>(dq);
-      add_in_turn(dq, at);
+      const Visit added = at;
       at.advance(work);
       if constexpr (more) {
         wgmma_wait<1>(s);
         softmax(s, next.index());
       }
-      wgmma_wait<0>(dk);
+      issue_dq_of(dq, here);
+      wgmma_wait<1>(dk);
       release(&smem.q_empty[here.index()]);
+      wgmma_wait<0>(dq);
+      if constexpr (!more) release_keys(&smem.k_empty);
+      add_in_turn(dq, added);
       ++visit;
     };
+    release_keys(&smem.v_empty);  // this warpgroup reads only the index
+    mbarrier_wait(&smem.k_full, kv.phase());
     const PipelineState<2> first{visit};
     Scores s;
     mbarrier_wait(&smem.q_full[first.index()], first.phase());
@@ -400,7 +412,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   };
   //! [scores]
   // One key tile of the warpgroup that has their gradients. dP of a visit is in registers. dS goes
-  // to the other warpgroup, and as rows of queries to both blocks.
+  // to the other warpgroup, and as rows of queries to both blocks. The additions to dQ are under dP
+  // of the next visit.
   //! [gradients]
   const auto process_gradients = [&](const KeyTile& work) {
     Visit at(work);
@@ -426,37 +439,43 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       wgmma_wait<0>(dv);
       release(&smem.do_empty);
       mbarrier_wait(&smem.q_full[here.index()], here.phase());
-      issue_dq_of(dq, here);
       issue_gradient(dk, ds, smem.sQ[here.index()] + columns);
-      wgmma_wait<1>(dq);
-      add_in_turn(dq, at);
-      at.advance(work);
+      issue_dq_of(dq, here);
+      wgmma_wait<1>(dk);
+      release(&smem.q_empty[here.index()]);
       if constexpr (more) {
         mbarrier_wait(&smem.do_full, (visit + 1) % 2);
         issue_scores(s, smem.sV, smem.sdO);
       }
-      wgmma_wait<more>(dk);
-      release(&smem.q_empty[here.index()]);
+      wgmma_wait<more>(dq);
+      if constexpr (!more) release_keys(&smem.k_empty);
+      add_in_turn(dq, at);
+      at.advance(work);
       if constexpr (more) wgmma_wait<0>(s);
       ++visit;
     };
     mbarrier_wait(&smem.do_full, visit % 2);
     issue_scores(s, smem.sV, smem.sdO);
     wgmma_wait<0>(s);
+    mbarrier_wait(&smem.k_full, kv.phase());
     while (visit + 1 < end) process_visit(std::true_type{});
+    release_keys(&smem.v_empty);  // dP of the last visit is complete
     process_visit(std::false_type{});
   };
   //! [gradients]
 
   const auto process_key_tiles = [&](auto process) {
     for (;; kv.advance()) {
-      mbarrier_wait(&smem.kv_full, kv.phase());
+      mbarrier_wait(&smem.v_full, kv.phase());
       const unsigned index = smem.index;
       if (index >= scheduler.count()) return;
       const KeyTile work = scheduler.at(index, shape);
-      if (count_visits(work) > 0) process(work);
-      __syncwarp();
-      if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.kv_empty);
+      if (count_visits(work) > 0) {
+        process(work);
+      } else {
+        mbarrier_wait(&smem.k_full, kv.phase());
+        release_keys(&smem.v_empty), release_keys(&smem.k_empty);
+      }
       // Store dK and dV: zeros if these keys are visible to no row.
       const int key = work.key0 + rank * Config::kKeys + first_row() % 64;
       const int keys = shape.seqlen_k - key;

@@ -154,9 +154,6 @@ Chapter make_chapter() {
   c.steps.push_back(backward_host::packed_d256_step(
       "b15_packed_d256", "d=256: packed sequences of different lengths",
       ATTN_LAUNCH(b15_packed_d256)));
-  c.steps.push_back(backward_host::d64_step(
-      "b16_late_additions", "d=64: half of the additions to dQ under the next visit",
-      ATTN_LAUNCH(b16_late_additions)));
   std::ranges::move(fp8_steps(), std::back_inserter(c.steps));
   return c;
 }

@@ -26,7 +26,6 @@ ATTN_DECLARE_STEP(b12_features);
 ATTN_DECLARE_STEP(b13_v_in_registers);
 ATTN_DECLARE_STEP(b14_softcap_d256);
 ATTN_DECLARE_STEP(b15_packed_d256);
-ATTN_DECLARE_STEP(b16_late_additions);
 ATTN_DECLARE_LAUNCH(b12_features, prepare);
 
 namespace attn::backward_host {
@@ -92,12 +91,6 @@ inline Step d128_step(std::string name, std::string idea, Launch launch) {
   Step d128 = whole_heads_step(std::move(name), std::move(idea), launch);
   d128.limits.head_dims = {128};
   return d128;
-}
-
-inline Step d64_step(std::string name, std::string idea, Launch launch) {
-  Step d64 = whole_heads_step(std::move(name), std::move(idea), launch);
-  d64.limits.head_dims = {64};
-  return d64;
 }
 
 // Head dim 256: 64 keys a block. `tiles`: of a block, or of the two of a cluster, where each loads

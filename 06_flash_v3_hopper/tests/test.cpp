@@ -22,7 +22,7 @@ const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
 // 16-bit types, three head dims, scales from 1e-37; softcap and packed sequences only in v13 and
 // v14. The FP8 steps quantise, and take a softmax scale of at least 1e-10; f6 and f7 turn Q
 // and K. Of the backward steps b12 and b15 have softcap and packed sequences, b14 only softcap;
-// those for d=256 take no other head dim, b13 only 128, and b16 only 64.
+// those for d=256 take no other head dim, and b13 only 128.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   if (p.own.contains("rotary") && !one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary"}))
     return false;
@@ -37,7 +37,6 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
             (one_of_steps(step, {"b12_features", "b14_softcap_d256", "b15_packed_d256"}) &&
              p.dropout == 0 && !p.alibi && !(p.varlen() && step.name.starts_with("b14")))) &&
            (step.name != "b13_v_in_registers" || p.head_dim == 128) &&
-           (step.name != "b16_late_additions" || p.head_dim == 64) &&
            (p.head_dim == 256) == one_of_steps(step, {"b8_split_columns", "b9_cluster",
                                                         "b11_deterministic_cluster",
                                                         "b14_softcap_d256", "b15_packed_d256"});

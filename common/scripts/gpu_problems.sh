@@ -275,7 +275,7 @@ problems_of() {
       done
       for d in 64 128 256; do
         case $d in
-          64) steps=$(steps_like "$1" '^b([1-7]|1[06])_') ;;
+          64) steps=$(steps_like "$1" '^b([1-7]|10)_') ;;
           128) steps=$(steps_like "$1" '^b([1-7]|1[03])_') ;;
           256) steps=$(steps_like "$1" '^b([89]|11)_') ;;
         esac
@@ -492,8 +492,7 @@ peer_problems() {  # FILE, as peers_of calls it
         for mask in "" --causal; do
           for n in 512 1024 2048 4096 8192 16384; do
             case $d in
-              64) echo "$(tokens 64 $n) $mask" \
-                "--steps b16_late_additions,b7_dependent_launches,b10_deterministic" ;;
+              64) echo "$(tokens 64 $n) $mask" ;;
               128) echo "$(tokens 128 $n) $mask" \
                 "--steps b13_v_in_registers,b7_dependent_launches,b10_deterministic" ;;
             esac
@@ -721,7 +720,7 @@ tool_cannot() {  # CHAPTER OPERATION TOOL
     # kernel, which f7 launches too, is in sanitizer_exceptions.txt.
     06_flash_v3_hopper/forward/racecheck) echo "$(steps_like "$1" "^f[45]_") $kOneLaneArrives" ;;
     06_flash_v3_hopper/backward/racecheck)
-      echo "$(steps_like "$1" "^b([4-9]|1[0-6])_") $kOneLaneArrives" ;;
+      echo "$(steps_like "$1" "^b([4-9]|1[0-5])_") $kOneLaneArrives" ;;
     08_quant_sparse/forward/racecheck)
       echo "$(steps_like "$1" '^q[1-8]_|^s[123]_') $kOneLaneArrives" ;;
     # Its two sides reach a common barrier from two instances of a template.
