@@ -1,11 +1,18 @@
 // The exchange of the next key tile between the two blocks of a cluster, in the steps for head dim
-// 256 from b9 on.
+// 256 from b9 on; and the wrappers of PTX that all of these steps use.
 #pragma once
 
 #include "attn/kernel.h"
 #include "ptx/cluster.h"
+#include "ptx/grid_dependency.h"
+#include "ptx/launch.h"
 #include "ptx/mbarrier.h"
+#include "ptx/named_barrier.h"
+#include "ptx/reduce_add.h"
+#include "ptx/setmaxnreg.h"
+#include "ptx/stmatrix.h"
 #include "ptx/tma.h"
+#include "ptx/wgmma.h"
 
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
