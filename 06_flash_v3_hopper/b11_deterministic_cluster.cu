@@ -1,11 +1,11 @@
 // b11_deterministic_cluster: head dim 256; dQ is accumulated in a fixed order.
 //
-// parent    b9_cluster
+// parent    b16_issue_order
 // change    The semaphores of b10. A query tile has two, because each block of a cluster adds half
 //           of the columns. A cluster takes its next key tile only when the last loads of this one
 //           have been issued: a tile that is taken early begins late, and key tiles that other
 //           clusters take after it wait for it.
-// why       b9's atomics add in the order of arrival: the last bits of dQ differ from run to run
+// why       b16's atomics add in the order of arrival: the last bits of dQ differ from run to run
 // expect    bitwise equal dQ; more time for long sequences, as b10
 // source    as b10_deterministic
 // supports  fp16, bf16; head dim 256; any lengths, masks, GQA
@@ -352,7 +352,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       fence_proxy_async();
     };
     // P of this visit is in registers. S of the next one is issued after dV: a wait for its Q
-    // delays no other product. dQ comes last, when dS of the other block has come; unlike in b9 it
+    // delays no other product. dQ comes last, when dS of the other block has come; unlike in b16 it
     // is added in its own visit: the code of the last turn would not fit in registers with S.
     const auto process_visit = [&](auto more) {
       const PipelineState<2> here{visit}, next{visit + 1};  // stage of Q, buffer of dS

@@ -1,6 +1,6 @@
 // b14_softcap_d256: head dim 256 with softcap.
 //
-// parent    b9_cluster
+// parent    b16_issue_order
 // change    With softcap the warpgroup of the scores passes P (1 - tanh^2) as well as P to the
 //           warpgroup of their gradients.
 // why       Gemma 2 has a softcap at this head dim. dS needs the derivative of the softcap, and the

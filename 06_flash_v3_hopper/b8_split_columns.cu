@@ -80,8 +80,7 @@ struct KeyTileScheduler {
   unsigned* counter;
   KeyTileScheduler(const Problem& p, unsigned* tile_counter, const Machine& machine)
       : num_n_blocks(static_cast<unsigned>(ceil_div(p.seqlen_k, Config::kBlockN))),
-        num_kv_heads(static_cast<unsigned>(p.batch * p.kv_heads)),
-        counter(tile_counter) {
+        num_kv_heads(static_cast<unsigned>(p.batch * p.kv_heads)), counter(tile_counter) {
     const auto section_bytes = static_cast<int64_t>(machine.l2_bytes * 8 / 15);
     const int64_t heads = num_kv_heads, head_bytes = p.group() * p.seqlen_q * p.head_dim * 8;
     const int64_t sections = ceil_div(heads, std::max<int64_t>(1, section_bytes / head_bytes));
@@ -101,8 +100,8 @@ struct KeyTileScheduler {
 
 // S^T = K Q^T, or dP^T = V dO^T: [64 keys, 64 rows], both K-major. Issues only; does not wait.
 template <class Element>
-__device__ __forceinline__ void issue_scores(Scores& s,
-                                             const Element* sKeys, const Element* sRows) {
+__device__ __forceinline__ void issue_scores(Scores& s, const Element* sKeys,
+                                             const Element* sRows) {
   const SmemDescriptor keys = smem_descriptor(sKeys), rows = smem_descriptor(sRows);
   wgmma_fence();
 #pragma unroll
@@ -115,8 +114,7 @@ __device__ __forceinline__ void issue_scores(Scores& s,
 // dV += P^T dO, or dK += dS^T Q, 128 columns from the panel `sRows` on: A from registers. Issues
 // only.
 template <class Element>
-__device__ __forceinline__ void issue_gradient(Gradient& grad,
-                                               const Fragments& a,
+__device__ __forceinline__ void issue_gradient(Gradient& grad, const Fragments& a,
                                                const Element* sRows) {
   const SmemDescriptor rows = smem_descriptor(sRows, Config::kPanelBytes);
   wgmma_fence();
@@ -149,9 +147,7 @@ __device__ __forceinline__ void probabilities(Scores& s, const float* sLse,
 }
 // dP^T becomes dS^T = P^T (dP^T - D), with the rounded P. `sD`: at this lane's first row.
 template <class Element>
-__device__ __forceinline__ void score_gradients(Scores& dp,
-                                                const Fragments& p,
-                                                const float* sD) {
+__device__ __forceinline__ void score_gradients(Scores& dp, const Fragments& p, const float* sD) {
 #pragma unroll
   for (int n = 0; n < Config::kBlockM / 8; ++n) {
     const float2 d = *reinterpret_cast<const float2*>(sD + 8 * n);
@@ -163,8 +159,7 @@ __device__ __forceinline__ void score_gradients(Scores& dp,
 }
 // Stores dS^T transposed, [64 rows, 64 keys], as in b1.
 template <class Element>
-__device__ __forceinline__ void store_ds(Element* sdS,
-                                         const Fragments& ds) {
+__device__ __forceinline__ void store_ds(Element* sdS, const Fragments& ds) {
   const int lane_id = thread_index() % kWarp, warp_id = thread_index() / kWarp;
   const int row = lane_id / 16 * 8 + lane_id % 8, chunk = warp_id % 4 * 2 + lane_id / 8 % 2;
   Element* const to = sdS + row * 64 + (chunk ^ row % 8) * 8;
@@ -439,8 +434,7 @@ Status launch(const Arguments& args) {
 }
 
 Status launch(const Arguments& args) {
-  return dispatch_16bit(args.problem.dtype,
-                        [&]<class Element>() { return launch<Element>(args); });
+  return dispatch_16bit(args.problem.dtype, [&]<class Element>() { return launch<Element>(args); });
 }
 
 }  // namespace ATTN_BACKEND::b8_split_columns

@@ -31,10 +31,10 @@ struct Config {
   static constexpr int kCluster = 2, kKeys = 64, kBlockN = 128;  // blocks; keys of one; of both
   static constexpr int kColumns = kHeadDim / 2;  // of dK and dV per warpgroup; of dQ per block
   static constexpr int kStages = 2;  // of Q; dO has one
-  // Of dS. dO of visit i + 1 is released after dQ of visit i is complete, and dO of visit i + 2 is
-  // loaded when all warps of both blocks have released it. So dS of visit i + 2 is computed when dS
-  // of visit i is no longer read.
-  static constexpr int kDsBuffers = 2;
+  // Of dS. As many as of Q: a stage of Q is released when dQ and dK of its visit are complete, and
+  // loaded again when all warps of both blocks have released it. So P of visit i + 2 is computed
+  // when dS of visit i is no longer read.
+  static constexpr int kDsBuffers = kStages;
   static constexpr int kThreads = 3 * kWarpgroup, kConsumerThreads = 2 * kWarpgroup;
   static constexpr int kFragments = kBlockM * kHeadDim / 4 / kConsumerThreads;  // of a dQ tile
   static constexpr int kPanel = 64 * 64;                    // elements of 64 rows of 128 bytes
@@ -61,18 +61,18 @@ struct SharedStorage {
   alignas(1024) Element sdS[Config::kDsBuffers][Config::kCluster * kPanel];  // a panel per block
   alignas(16) uint4 sExchange[4][kWarpgroup];  // P or dS: what a thread passes its counterpart
   uint4 sTaken[2];  // .x: index of the next key tile, as sent and as received; copied as 16 bytes
-  unsigned index;  // of this key tile; guarded by v_full and v_empty
+  unsigned index;                     // of this key tile; guarded by kv_full and kv_empty
   alignas(128) float sLse[Config::kStages][Config::kBlockM];  // lse / log(2), per row
   alignas(128) float sD[Config::kBlockM];                     // rowsum(dO . O)
   // mbarriers: TMA bytes have landed. Q with lse, dO with D; ds_full: the peer's panel of dS.
-  uint64_t k_full, v_full, q_full[Config::kStages], do_full, ds_full[Config::kDsBuffers];
+  uint64_t kv_full, q_full[Config::kStages], do_full, ds_full[Config::kDsBuffers];
   // mbarriers: all consumer warps of both blocks have released the tile
   uint64_t q_empty[Config::kStages], do_empty;
-  uint64_t k_empty, v_empty;  // of this block alone
+  uint64_t kv_empty;                // of this block alone
   uint64_t taken_full, taken_empty;  // sTaken
   ATTN_MEMBERS(SharedStorage, sK, sV, sPeerK, sQ, sdO, sdS, sExchange, sTaken, index, sLse, sD,
-               k_full, v_full, q_full, do_full, ds_full, q_empty, do_empty, k_empty, v_empty,
-               taken_full, taken_empty)
+               kv_full, q_full, do_full, ds_full, q_empty, do_empty, kv_empty, taken_full,
+               taken_empty)
 };
 
 // Dynamic persistent, as in b4: sections of KV heads in turn, within a section longest tiles first.
@@ -192,16 +192,14 @@ __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const Tens
     const int end = rows.count + count_visits(work);
     // Its latency: under the wait for the last tile.
     const unsigned next = rank == 0 ? scheduler.next() : 0;
-    mbarrier_wait(&smem.v_empty, kv.phase() ^ 1);  // under the last visit of the tile before
+    mbarrier_wait(&smem.kv_empty, kv.phase() ^ 1);
     smem.index = index;
-    mbarrier_arrive_expect_tx(&smem.v_full, Config::kTileBytes);
-    for (int half = 0; half < 2; ++half)
-      tma_load(smem.sV + 2 * half * kPanel, mapV, &smem.v_full, {0, key0, 2 * half, kv_head});
-    mbarrier_wait(&smem.k_empty, kv.phase() ^ 1);
-    mbarrier_arrive_expect_tx(&smem.k_full, Config::kTileBytes + Config::kTileBytes / 2);
-    for (int half = 0; half < 2; ++half)
-      tma_load(smem.sK + 2 * half * kPanel, mapK, &smem.k_full, {0, key0, 2 * half, kv_head});
-    tma_load(smem.sPeerK, mapK, &smem.k_full, {0, key0 ^ Config::kKeys, 2 * rank, kv_head});
+    mbarrier_arrive_expect_tx(&smem.kv_full, 2 * Config::kTileBytes + Config::kTileBytes / 2);
+    for (int half = 0; half < 2; ++half) {
+      tma_load(smem.sK + 2 * half * kPanel, mapK, &smem.kv_full, {0, key0, 2 * half, kv_head});
+      tma_load(smem.sV + 2 * half * kPanel, mapV, &smem.kv_full, {0, key0, 2 * half, kv_head});
+    }
+    tma_load(smem.sPeerK, mapK, &smem.kv_full, {0, key0 ^ Config::kKeys, 2 * rank, kv_head});
     index = share_next(smem, next, rank, kv.phase());
 #pragma unroll 1  // few registers
     for (Visit visit(work); rows.count < end;
@@ -220,18 +218,17 @@ __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const Tens
       tma_load(smem.sD, mapRows, &smem.do_full, {0, 1, tile});
     }
   }
-  mbarrier_wait(&smem.v_empty, kv.phase() ^ 1);
+  mbarrier_wait(&smem.kv_empty, kv.phase() ^ 1);
   smem.index = index;
-  mbarrier_arrive(&smem.v_full);  // end of work
+  mbarrier_arrive(&smem.kv_full);  // end of work
 }
 //! [producer]
 
 template <class Element>
 __device__ __forceinline__ void init_barriers(SharedStorage<Element>& smem) {
   constexpr int kWarps = Config::kCluster * Config::kConsumerThreads / kWarp;
-  mbarrier_init(&smem.k_full, 1), mbarrier_init(&smem.k_empty, kWarps / 2);
-  mbarrier_init(&smem.v_full, 1), mbarrier_init(&smem.v_empty, kWarps / 2);
-  mbarrier_init(&smem.do_full, 1), mbarrier_init(&smem.do_empty, kWarps);
+  mbarrier_init(&smem.kv_full, 1), mbarrier_init(&smem.do_full, 1);
+  mbarrier_init(&smem.do_empty, kWarps), mbarrier_init(&smem.kv_empty, kWarps / 2);
   mbarrier_init(&smem.taken_full, 1), mbarrier_init(&smem.taken_empty, 1);
   for (int i = 0; i < Config::kStages; ++i)
     mbarrier_init(&smem.q_full[i], 1), mbarrier_init(&smem.q_empty[i], kWarps),
@@ -281,10 +278,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     if (const int lane_id = thread_index() % kWarp; lane_id < Config::kCluster)
       mbarrier_release_cluster(cluster_address(empty, lane_id));
   };
-  const auto release_keys = [&](uint64_t* empty) {  // at this block
-    __syncwarp();
-    if (thread_index() % kWarp == 0) mbarrier_arrive(empty);
-  };
   // dQ over the keys of this block, then over those of the other, whose dS is copied here.
   const auto issue_dq_of = [&](Scores& dq, PipelineState<Config::kDsBuffers> here) {
     const Element* const sdS = smem.sdS[here.index()];
@@ -304,7 +297,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   // One key tile of the warpgroup that has the scores.
   //! [scores]
   const auto process_scores = [&](const KeyTile& work) {
-    Visit at(work), added(work);
+    Visit at(work);
     const int key0 = work.key0 + rank * Config::kKeys, end = visit + count_visits(work);
     // S^T becomes P^T, for dV in registers, and for the other warpgroup. The fence: lse before TMA
     // overwrites it.
@@ -317,34 +310,29 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       named_barrier_arrive(kProbabilities, Config::kConsumerThreads);
       fence_proxy_async();
     };
-    // P of this visit is in registers. dQ of the visit before is computed here: by now dS of the
-    // other block has come. S of the next visit is issued after dQ and dV: a wait for its Q, whose
-    // stage was released at the end of the visit before, delays neither. Its exponentials are under
-    // dK.
-    const auto process_visit = [&](auto first, auto more) {
+    // P of this visit is in registers. S of the next one is computed while the other warpgroup
+    // computes dS, and its exponentials under dK.
+    const auto process_visit = [&](auto more) {
       const PipelineState<2> here{visit}, next{visit + 1};  // stage of Q, buffer of dS
       Scores s, dq;
-      if constexpr (!first) issue_dq_of(dq, PipelineState<2>{visit - 1});
       mbarrier_wait(&smem.do_full, visit % 2);
       issue_gradient(dv, p, smem.sdO + columns);
-      if constexpr (!first) wgmma_wait<1>(dq);
-      wgmma_wait<0>(dv);
-      release(&smem.do_empty);
       if constexpr (more) {
         mbarrier_wait(&smem.q_full[next.index()], next.phase());
         issue_scores(s, smem.sK, smem.sQ[next.index()]);
       }
-      if constexpr (!first) {
-        add_dq(dq, added);
-        added.advance(work);
-      }
+      wgmma_wait<more>(dv);
+      release(&smem.do_empty);
       if (thread_index() == 0)
         mbarrier_arrive_expect_tx(&smem.ds_full[here.index()], Config::kPanelBytes);
       named_barrier_sync(kGradients, Config::kConsumerThreads);
+      issue_dq_of(dq, here);
       load_fragments(ds, smem.sExchange);
       issue_gradient(dk, ds, smem.sQ[here.index()] + columns);
+      wgmma_wait<1>(dq);
+      add_dq(dq, at);
+      at.advance(work);
       if constexpr (more) {
-        at.advance(work);
         wgmma_wait<1>(s);
         softmax(s, next.index());
       }
@@ -352,31 +340,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       release(&smem.q_empty[here.index()]);
       ++visit;
     };
-    release_keys(&smem.v_empty);  // this warpgroup reads only the index
-    mbarrier_wait(&smem.k_full, kv.phase());
     const PipelineState<2> first{visit};
     Scores s;
     mbarrier_wait(&smem.q_full[first.index()], first.phase());
     issue_scores(s, smem.sK, smem.sQ[first.index()]);
     wgmma_wait<0>(s);
     softmax(s, first.index());
-    if (visit + 1 < end) {
-      process_visit(std::true_type{}, std::true_type{});
-      while (visit + 1 < end) process_visit(std::false_type{}, std::true_type{});
-      process_visit(std::false_type{}, std::false_type{});
-    } else {
-      process_visit(std::true_type{}, std::false_type{});
-    }
-    Scores dq;
-    issue_dq_of(dq, PipelineState<2>{visit - 1});
-    wgmma_wait<0>(dq);
-    release_keys(&smem.k_empty);
-    add_dq(dq, added);
+    while (visit + 1 < end) process_visit(std::true_type{});
+    process_visit(std::false_type{});
   };
   //! [scores]
   // One key tile of the warpgroup that has their gradients. dP of a visit is in registers. dS goes
-  // to the other warpgroup, and as rows of queries to both blocks. The additions to dQ are under dP
-  // of the next visit.
+  // to the other warpgroup, and as rows of queries to both blocks.
   //! [gradients]
   const auto process_gradients = [&](const KeyTile& work) {
     Visit at(work);
@@ -402,43 +377,37 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       wgmma_wait<0>(dv);
       release(&smem.do_empty);
       mbarrier_wait(&smem.q_full[here.index()], here.phase());
-      issue_gradient(dk, ds, smem.sQ[here.index()] + columns);
       issue_dq_of(dq, here);
-      wgmma_wait<1>(dk);
-      release(&smem.q_empty[here.index()]);
+      issue_gradient(dk, ds, smem.sQ[here.index()] + columns);
+      wgmma_wait<1>(dq);
+      add_dq(dq, at);
+      at.advance(work);
       if constexpr (more) {
         mbarrier_wait(&smem.do_full, (visit + 1) % 2);
         issue_scores(s, smem.sV, smem.sdO);
       }
-      wgmma_wait<more>(dq);
-      if constexpr (!more) release_keys(&smem.k_empty);
-      add_dq(dq, at);
-      at.advance(work);
+      wgmma_wait<more>(dk);
+      release(&smem.q_empty[here.index()]);
       if constexpr (more) wgmma_wait<0>(s);
       ++visit;
     };
     mbarrier_wait(&smem.do_full, visit % 2);
     issue_scores(s, smem.sV, smem.sdO);
     wgmma_wait<0>(s);
-    mbarrier_wait(&smem.k_full, kv.phase());
     while (visit + 1 < end) process_visit(std::true_type{});
-    release_keys(&smem.v_empty);  // dP of the last visit is complete
     process_visit(std::false_type{});
   };
   //! [gradients]
 
   const auto process_key_tiles = [&](auto process) {
     for (;; kv.advance()) {
-      mbarrier_wait(&smem.v_full, kv.phase());
+      mbarrier_wait(&smem.kv_full, kv.phase());
       const unsigned index = smem.index;
       if (index >= scheduler.count()) return;
       const KeyTile work = scheduler.at(index, shape);
-      if (count_visits(work) > 0) {
-        process(work);
-      } else {
-        mbarrier_wait(&smem.k_full, kv.phase());
-        release_keys(&smem.v_empty), release_keys(&smem.k_empty);
-      }
+      if (count_visits(work) > 0) process(work);
+      __syncwarp();
+      if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.kv_empty);
       // Store dK and dV: zeros if these keys are visible to no row.
       const int key = work.key0 + rank * Config::kKeys + first_row() % 64;
       const int keys = shape.seqlen_k - key;

@@ -154,6 +154,9 @@ Chapter make_chapter() {
   c.steps.push_back(backward_host::packed_d256_step(
       "b15_packed_d256", "d=256: packed sequences of different lengths",
       ATTN_LAUNCH(b15_packed_d256)));
+  c.steps.push_back(backward_host::d256_step(
+      "b16_issue_order", "d=256: a product is issued when its operands have come",
+      ATTN_LAUNCH(b16_issue_order), {64, 128}));
   std::ranges::move(fp8_steps(), std::back_inserter(c.steps));
   return c;
 }

@@ -26,6 +26,7 @@ ATTN_DECLARE_STEP(b12_features);
 ATTN_DECLARE_STEP(b13_v_in_registers);
 ATTN_DECLARE_STEP(b14_softcap_d256);
 ATTN_DECLARE_STEP(b15_packed_d256);
+ATTN_DECLARE_STEP(b16_issue_order);
 ATTN_DECLARE_LAUNCH(b12_features, prepare);
 
 namespace attn::backward_host {

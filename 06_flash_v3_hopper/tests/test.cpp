@@ -39,7 +39,8 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
            (step.name != "b13_v_in_registers" || p.head_dim == 128) &&
            (p.head_dim == 256) == one_of_steps(step, {"b8_split_columns", "b9_cluster",
                                                         "b11_deterministic_cluster",
-                                                        "b14_softcap_d256", "b15_packed_d256"});
+                                                        "b14_softcap_d256", "b15_packed_d256",
+                                                        "b16_issue_order"});
   return plain(p) ||
          (one_of_steps(step, {"v13_features", "v14_tuned"}) && p.dropout == 0 && !p.alibi);
 }

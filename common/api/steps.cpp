@@ -71,7 +71,7 @@ const std::vector<Preferred>& preferred() {
         "04_flash_v2/b7_tuned"}},
       {"backward",
        {"06_flash_v3_hopper/b13_v_in_registers", "06_flash_v3_hopper/b7_dependent_launches",
-        "06_flash_v3_hopper/b12_features", "06_flash_v3_hopper/b9_cluster",
+        "06_flash_v3_hopper/b12_features", "06_flash_v3_hopper/b16_issue_order",
         "06_flash_v3_hopper/b15_packed_d256", "04_flash_v2/b7_tuned"}},
       {"decode",
        {"05_flash_decoding/v14_unified_max", "05_flash_decoding/v13_even_splits",
@@ -85,7 +85,7 @@ const std::vector<Preferred>& preferred() {
 }
 
 // There b10 was 1.00 to 1.18 times as fast as b7 on an H200 (N from 256 to 1024), and b11 0.98 to
-// 1.16 times as fast as b9 (N=512 and 1024). A key tile waits for later ones of its head: that
+// 1.16 times as fast as b16 (N=512 and 1024). A key tile waits for later ones of its head: that
 // takes little time if other heads are between them in the order of the tiles.
 bool is_many_short(const Problem& p) {
   return p.seqlen_q <= 1024 && p.seqlen_k == p.seqlen_q && p.group() == 1 &&

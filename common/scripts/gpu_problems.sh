@@ -277,7 +277,7 @@ problems_of() {
         case $d in
           64) steps=$(steps_like "$1" '^b([1-7]|10)_') ;;
           128) steps=$(steps_like "$1" '^b([1-7]|1[03])_') ;;
-          256) steps=$(steps_like "$1" '^b([89]|11)_') ;;
+          256) steps=$(steps_like "$1" '^b([89]|1[16])_') ;;
         esac
         for mask in "" causal; do
           for n in 512 2048 16384; do
@@ -290,7 +290,7 @@ problems_of() {
       for d in 64 128 256; do
         steps=b7_dependent_launches softcap=b12_features packed=b12_features
         [[ $d != 256 ]] ||
-          steps=b9_cluster softcap=b14_softcap_d256,b15_packed_d256 packed=b15_packed_d256
+          steps=b16_issue_order softcap=b14_softcap_d256,b15_packed_d256 packed=b15_packed_d256
         echo "backward_plain_d${d}_causal_n2048 --operation backward --step $steps,$softcap" \
           "$(tokens $d 2048) --causal"
         echo "backward_softcap_d${d}_causal_n2048 --operation backward --step $softcap" \
@@ -382,7 +382,7 @@ profiled_problem() {  # CHAPTER STEP
     04_flash_v2/*) echo "$(tokens 128 2048) --causal" ;;
     05_flash_decoding/*) cache 16 8192 32 8 ;;
     06_flash_v3_hopper/f7_*) echo "$(tokens 128 2048) --rotary" ;;
-    06_flash_v3_hopper/b[89]_*|06_flash_v3_hopper/b1[145]_*) tokens 256 2048 ;;
+    06_flash_v3_hopper/b[89]_*|06_flash_v3_hopper/b1[1456]_*) tokens 256 2048 ;;
     06_flash_v3_hopper/b16_*) tokens 64 2048 ;;
     06_flash_v3_hopper/*) tokens 128 2048 ;;
     08_quant_sparse/d4_*) echo "--operation sparq $(cache 64 4096 32 32)" ;;
@@ -430,7 +430,7 @@ peers_of() {
       echo "peers.$1.backward --operation backward" \
         "--steps b7_dependent_launches,b10_deterministic --backends fa3,cudnn --repeat 5"
       echo "peers.$1.backward_d256 --operation backward" \
-        "--steps b9_cluster,b11_deterministic_cluster --backends fa3,cudnn --repeat 5" ;;
+        "--steps b16_issue_order,b11_deterministic_cluster --backends fa3,cudnn --repeat 5" ;;
     07_paged)  # on contiguous K and V, which is as good as pages can be
       echo "peers.$1 --operation decode" \
         "--steps v2_page_table,v5_balanced_plan,v14_cross_work_tile" \
@@ -720,7 +720,7 @@ tool_cannot() {  # CHAPTER OPERATION TOOL
     # kernel, which f7 launches too, is in sanitizer_exceptions.txt.
     06_flash_v3_hopper/forward/racecheck) echo "$(steps_like "$1" "^f[45]_") $kOneLaneArrives" ;;
     06_flash_v3_hopper/backward/racecheck)
-      echo "$(steps_like "$1" "^b([4-9]|1[0-5])_") $kOneLaneArrives" ;;
+      echo "$(steps_like "$1" "^b([4-9]|1[0-6])_") $kOneLaneArrives" ;;
     08_quant_sparse/forward/racecheck)
       echo "$(steps_like "$1" '^q[1-8]_|^s[123]_') $kOneLaneArrives" ;;
     # Its two sides reach a common barrier from two instances of a template.

@@ -83,9 +83,9 @@ TEST_CASE("with deterministic, the best step is one whose results do not differ"
   p.seqlen_q = p.seqlen_k = 512, p.batch = 64;  // many short sequences, too
   CHECK(best() == "06_flash_v3_hopper/b12_features");
   p.head_dim = 256;
-  CHECK(best() == "04_flash_v2/b7_tuned");
+  CHECK(best() == "06_flash_v3_hopper/b15_packed_d256");
   p.softcap = 0, p.packed = 1, p.total_q = p.total_k = 64 * 512;
-  CHECK(best() == "04_flash_v2/b7_tuned");
+  CHECK(best() == "06_flash_v3_hopper/b15_packed_d256");
   p.head_dim = 64;
   CHECK(best() == "06_flash_v3_hopper/b12_features");
   p.head_dim = 128, p.batch = 1, p.packed = 0, p.seqlen_q = p.seqlen_k = 1024;
@@ -104,6 +104,8 @@ TEST_CASE("with deterministic, the best step is one whose results do not differ"
   CHECK(best() == "06_flash_v3_hopper/b13_v_in_registers");
   p.head_dim = 64;
   CHECK(best() == "06_flash_v3_hopper/b7_dependent_launches");
-  p.seqlen_q = p.seqlen_k = 1024, p.head_dim = 256;
-  CHECK(best() == "06_flash_v3_hopper/b9_cluster");
+  p.head_dim = 256;
+  CHECK(best() == "06_flash_v3_hopper/b16_issue_order");
+  p.seqlen_q = p.seqlen_k = 1024;  // many short sequences
+  CHECK(best() == "06_flash_v3_hopper/b11_deterministic_cluster");
 }

@@ -8,7 +8,7 @@
 set -euo pipefail
 export LC_ALL=C
 root=$1 diffs=$2 budgets=$3
-most_named=5 most_lines=220  # budgets per chapter, or a quarter of its steps; lines per budget
+most_named=5 most_lines=220  # budgets per chapter, or a quarter of its steps; lines of one
 
 text() {  # of a step, without what does not count
   sed -e '/\/\/! \[attend\]/,/\/\/! \[attend\]/d' -e 's://.*::' -e "s/${1##*/}/STEP/g" \
@@ -26,7 +26,8 @@ while read -r lines step reason; do
 done <"$budgets"
 for chapter in "${!named[@]}"; do
   files=("$root/$chapter"/*.cu)
-  most=$((${#files[@]} / 4 > most_named ? ${#files[@]} / 4 : most_named))
+  quarter=$(((${#files[@]} + 3) / 4))
+  most=$((quarter > most_named ? quarter : most_named))
   [[ ${named[$chapter]} -le $most ]] ||
     complain "$chapter: ${named[$chapter]} steps have budgets of their own, at most $most may"
 done
