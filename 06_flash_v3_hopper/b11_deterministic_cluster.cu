@@ -35,9 +35,9 @@ struct Config {
   static constexpr int kCluster = 2, kKeys = 64, kBlockN = 128;  // blocks; keys of one; of both
   static constexpr int kColumns = kHeadDim / 2;  // of dK and dV per warpgroup; of dQ per block
   static constexpr int kStages = 2;  // of Q; dO has one
-  // Of dS. dO of visit i + 1 is released after dQ of visit i is complete, and dO of visit i + 2 is
-  // loaded when all warps of both blocks have released it. So dS of visit i + 2 is computed when dS
-  // of visit i is no longer read.
+  // Of dS. dO of visit i + 1 is released after dQ of visit i is complete, and that stage is loaded
+  // again, for visit i + 2, when all warps of both blocks have released it. So dS of visit i + 2 is
+  // computed when dS of visit i is no longer read.
   static constexpr int kDsBuffers = 2;
   static constexpr int kThreads = 3 * kWarpgroup, kConsumerThreads = 2 * kWarpgroup;
   static constexpr int kFragments = kBlockM * kHeadDim / 4 / kConsumerThreads;  // of a dQ tile
@@ -351,9 +351,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       named_barrier_arrive(kProbabilities, Config::kConsumerThreads);
       fence_proxy_async();
     };
-    // P of this visit is in registers. S of the next one is issued after dV: a wait for its Q
-    // delays no other product. dQ comes last, when dS of the other block has come; unlike in b16 it
-    // is added in its own visit: the code of the last turn would not fit in registers with S.
+    // P of this visit is in registers. S of the next one is issued after dV, which a wait for its Q
+    // does not delay. dQ comes last, when dS of the other block has usually come. Unlike in b16 it
+    // is added in its own visit: the code of a last turn and S do not fit in registers together.
     const auto process_visit = [&](auto more) {
       const PipelineState<2> here{visit}, next{visit + 1};  // stage of Q, buffer of dS
       Scores s, dq;

@@ -30,9 +30,9 @@ struct Config {
   static constexpr int kCluster = 2, kKeys = 64, kBlockN = 128;  // blocks; keys of one; of both
   static constexpr int kColumns = kHeadDim / 2;  // of dK and dV per warpgroup; of dQ per block
   static constexpr int kStages = 2;  // of Q; dO has one
-  // Of dS. dO of visit i + 1 is released after dQ of visit i is complete, and dO of visit i + 2 is
-  // loaded when all warps of both blocks have released it. So dS of visit i + 2 is computed when dS
-  // of visit i is no longer read.
+  // Of dS. dO of visit i + 1 is released after dQ of visit i is complete, and that stage is loaded
+  // again, for visit i + 2, when all warps of both blocks have released it. So dS of visit i + 2 is
+  // computed when dS of visit i is no longer read.
   static constexpr int kDsBuffers = 2;
   static constexpr int kThreads = 3 * kWarpgroup, kConsumerThreads = 2 * kWarpgroup;
   static constexpr int kFragments = kBlockM * kHeadDim / 4 / kConsumerThreads;  // of a dQ tile
@@ -341,9 +341,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       fence_proxy_async();
     };
     // P of this visit is in registers. dQ of the visit before is computed here: by now dS of the
-    // other block has come. S of the next visit is issued after dQ and dV: a wait for its Q, whose
-    // stage was released at the end of the visit before, delays neither. Its exponentials are under
-    // dK.
+    // other block has usually come. S of the next visit is issued after dQ and dV: a wait for its
+    // Q, whose stage was released at the end of the visit before, delays neither. Its exponentials
+    // are under dK.
     const auto process_visit = [&](auto first, auto more) {
       const PipelineState<2> here{visit}, next{visit + 1};  // stage of Q, buffer of dS
       Scores s, dq;

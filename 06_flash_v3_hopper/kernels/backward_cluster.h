@@ -1,5 +1,5 @@
-// The exchange of the next key tile between the two blocks of a cluster, in the steps for head dim
-// 256 from b9 on; and the wrappers of PTX that all of these steps use.
+// How the two blocks of a cluster agree on the next key tile, in the steps for head dim 256 from b9
+// on. Includes the wrappers of PTX that all of these steps use.
 #pragma once
 
 #include "attn/kernel.h"
