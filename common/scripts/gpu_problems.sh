@@ -383,7 +383,6 @@ profiled_problem() {  # CHAPTER STEP
     05_flash_decoding/*) cache 16 8192 32 8 ;;
     06_flash_v3_hopper/f7_*) echo "$(tokens 128 2048) --rotary" ;;
     06_flash_v3_hopper/b[89]_*|06_flash_v3_hopper/b1[1456]_*) tokens 256 2048 ;;
-    06_flash_v3_hopper/b16_*) tokens 64 2048 ;;
     06_flash_v3_hopper/*) tokens 128 2048 ;;
     08_quant_sparse/d4_*) echo "--operation sparq $(cache 64 4096 32 32)" ;;
     08_quant_sparse/d*) cache 16 8192 32 8 ;;

@@ -158,6 +158,8 @@ int main(int argc, char** argv) {
     p.heads = 1, p.seqlen_q = 100, p.seqlen_k = 1100;
   if (step.name == "b12_features")
     p.varlen_q = {100, 0, 140}, p.varlen_k = {150, 64, 130}, p.softcap = 15;
+  if (step.name == "b16_issue_order")  // a key tile without visits, and five with
+    p.seqlen_k = 647, p.window_left = 200, p.causal = true;
   if (step.name == "b14_softcap_d256") p.softcap = 1, p.causal = true;
   if (step.name == "b15_packed_d256")  // tiles past the end, then one that has keys
     p.varlen_q = {100, 0, 140}, p.varlen_k = {60, 64, 150}, p.softcap = 15;
