@@ -33,10 +33,10 @@ using namespace flash_decoding;
 using namespace splits;
 
 using Element = __nv_bfloat16;  // type of the inputs and of O
-using Codes = Int8Codes;  // one code per byte
 
-template <int kHeadDim_>
+template <int kHeadDim_, class Codes_>
 struct Config {
+  using Codes = Codes_;  // one code per byte
   static constexpr int kHeadDim = kHeadDim_, kRows = 16;
   static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = kHeadDim <= 128 ? 16 : 8, kThreads = 32 * kNumWarps;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
       const uint32_t(&a)[4] = q_of<Config>(loaded, q, sQ, step + next);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {  // keys 0 to 7, 8 to 15
-        Codes::in_storage_order(words[2 * next + i], b);
+        Config::Codes::in_storage_order(words[2 * next + i], b);
         mma_m16n8k16<__half>(s[i], a, b, s[i]);
       }
     }
@@ -125,8 +125,8 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
     ldmatrix_x4_trans(words, sV + code_offset<Config::kHeadDim>(lane_id % 16, n + lane_id / 16));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      Codes::crosswise(words[2 * i], low);
-      Codes::crosswise(words[2 * i + 1], high);
+      Config::Codes::crosswise(words[2 * i], low);
+      Config::Codes::crosswise(words[2 * i + 1], high);
       mma_m16n8k16<__half>(o[2 * (n + i)], a, {low[0], high[0]}, o[2 * (n + i)]);
       mma_m16n8k16<__half>(o[2 * (n + i) + 1], a, {low[1], high[1]}, o[2 * (n + i) + 1]);
     }
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const int64_t descales = int64_t{rows.bh_kv} * padded_keys(shape.seqlen_k);  // first one
 
     // (1) Load Q, once per work tile. Rows past the last become 0.
-    load_q<Config, Codes>(&smem.sQ[0][0], smem.sQScale, smem.sQSum, gQ + rows.first * kHeadDim,
+    load_q<Config, typename Config::Codes>(&smem.sQ[0][0], smem.sQScale, smem.sQSum, gQ + rows.first * kHeadDim,
                           rows.count);
     float o[kHeadDim / 8][4] = {};  // unnormalised
     // max in log2 units; sum over this lane's keys
@@ -391,16 +391,22 @@ Status launch(const Arguments& args) {
 }
 //! [choice]
 
-Status launch(const Arguments& args) {
+//! [attend]
+template <class Codes>
+Status attend_to(const Arguments& args) {
   switch (args.problem.head_dim) {
-    case 64: return launch<Config<64>>(args);
-    case 128: return launch<Config<128>>(args);
-    case 256: return launch<Config<256>>(args);
+    case 64: return launch<Config<64, Codes>>(args);
+    case 128: return launch<Config<128, Codes>>(args);
+    case 256: return launch<Config<256, Codes>>(args);
   }
   return Status::unsupported("only head dims 64, 128 and 256");
 }
+Status launch(const Arguments& args) { return attend_to<Int8Codes>(args); }
+// For d2_fp8_kv.
+Status attend(const Arguments& args, Fp8Codes) { return attend_to<Fp8Codes>(args); }
+//! [attend]
 
 // Fills the cache, once.
-Status prepare(const Arguments& args) { return quantise_cache<Codes>(args); }
+Status prepare(const Arguments& args) { return quantise_cache<Int8Codes>(args); }
 
 }  // namespace ATTN_BACKEND::d1_int8_kv

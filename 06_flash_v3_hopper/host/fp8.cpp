@@ -10,6 +10,7 @@
 #include "attn/rotary.h"
 #include "attn/tiling.h"
 #include "check/operation.h"
+#include "check/quantise.h"
 #include "device/device.h"
 
 ATTN_DECLARE_STEP(f1_fp8);
@@ -24,7 +25,6 @@ ATTN_DECLARE_STEP(tile_counter);
 namespace attn {
 namespace {
 
-constexpr float kLargest = 448, kSmallestMax = 1e-10f, kSmallestV = 0x1p-80f;  // as in quantise.h
 constexpr const char* kQuantised[] = {"q", "k", "v"};
 constexpr int64_t kPartials = 256;
 
@@ -35,31 +35,15 @@ float random_sign(int column) {
   return ((x ^ x >> 13) & 1) != 0 ? -1.0f : 1.0f;
 }
 
-float smallest_of(const HostTensor& t) { return t.spec.name == "v" ? kSmallestV : kSmallestMax; }
-
-// Rounds `count` numbers to e4m3, with a scale from their absolute maximum, at least `largest`.
-// They represent `norm` times their value.
-void round_together(float* x, std::size_t count, float largest, float norm = 1) {
-  for (std::size_t i = 0; i < count; ++i) largest = std::max(largest, std::abs(x[i]));
-  const float scale = kLargest / largest, descale = largest / kLargest * norm;
-  for (std::size_t i = 0; i < count; ++i) x[i] *= scale;
-  round_to(DType::e4m3, x, count);
-  for (std::size_t i = 0; i < count; ++i) x[i] *= descale;
-}
-
 // One scale per tile of 128 rows of a head.
-void round_tiles(const Problem& p, HostTensor& t, float norm = 1) {
-  constexpr int64_t kTile = 128;
-  const int64_t rows = t.spec.shape[2], d = p.head_dim;
-  const int64_t heads = static_cast<int64_t>(t.data.size()) / (rows * d);  // existing rows
-  for (int64_t head = 0; head < heads; ++head)
-    for (int64_t row = 0; row < rows; row += kTile)
-      round_together(t.data.data() + (head * rows + row) * d,
-                     static_cast<std::size_t>(std::min(kTile, rows - row) * d), smallest_of(t),
-                     norm);
+void round_tiles(HostTensor& t) {
+  const int64_t tiles = (t.spec.shape[2] + 127) / 128;
+  round_to_codes(t, e4m3_codes(t), [=](int64_t head, int64_t row, int64_t) {
+    return head * tiles + row / 128;
+  });
 }
 
-// Random signs, then the Hadamard matrix, with additions in the kernel's order.
+// Random signs, then the Hadamard matrix.
 void rotate_rows(HostTensor& t, std::size_t d) {
   for (std::size_t first = 0; first < t.data.size(); first += d) {
     float* const x = t.data.data() + first;
@@ -228,71 +212,45 @@ HostTensors in_tensor_scales(const Problem&, const HostTensors& inputs) {
   HostTensors stored = inputs;
   for (const char* name : kQuantised) {
     HostTensor& t = stored.at(name);
-    t.spec.dtype = DType::fp32;
-    round_together(t.data.data(), t.data.size(), smallest_of(t));
+    round_to_codes(t, e4m3_codes(t), [](int64_t, int64_t, int64_t) { return 0; });
   }
   return stored;
 }
 
-HostTensors in_tile_scales(const Problem& p, const HostTensors& inputs) {
+HostTensors in_tile_scales(const Problem&, const HostTensors& inputs) {
   HostTensors stored = inputs;
-  for (const char* name : kQuantised) {
-    HostTensor& t = stored.at(name);
-    t.spec.dtype = DType::fp32;
-    round_tiles(p, t);
-  }
+  for (const char* name : kQuantised) round_tiles(stored.at(name));
   return stored;
 }
 
+// The rotation without its factor 1 / sqrt(d), which the descales have instead.
 HostTensors rotated_in_tile_scales(const Problem& p, const HostTensors& inputs) {
   const auto norm = static_cast<float>(1 / std::sqrt(double(p.head_dim)));
   HostTensors stored = inputs;
-  for (const char* name : kQuantised) {
-    HostTensor& t = stored.at(name);
-    t.spec.dtype = DType::fp32;
-    const bool rotated = name != std::string("v");
-    if (rotated) rotate_rows(t, static_cast<std::size_t>(p.head_dim));
-    round_tiles(p, t, rotated ? norm : 1);
-  }
+  for (const char* name : {"q", "k"})
+    rotate_rows(stored.at(name), static_cast<std::size_t>(p.head_dim));
+  stored = in_tile_scales(p, stored);
+  for (const char* name : {"q", "k"})
+    for (float& x : stored.at(name).data) x *= norm;
   return stored;
 }
 
 // V minus the mean of a channel of a chunk, in codes with one scale per channel and chunk; Q and K
 // as in f5.
 HostTensors rotated_in_chunks(const Problem& p, const HostTensors& inputs) {
-  constexpr int64_t kRowsPerPass = 32;  // as in the kernel, in the same order of additions
   HostTensors stored = rotated_in_tile_scales(p, inputs);
-  const std::vector<float>& v = inputs.at("v").data;
-  std::vector<float>& out = stored.at("v").data;
-  const int64_t d = p.head_dim, heads = static_cast<int64_t>(v.size()) / (p.seqlen_k * d);
-  for (int64_t head = 0; head < heads; ++head)
-    for (int64_t key0 = 0; key0 < p.seqlen_k; key0 += kChunkKeys)
-      for (int64_t c = 0; c < d; ++c) {
-        const auto at = [&](int64_t key) {
-          return static_cast<std::size_t>((head * p.seqlen_k + key) * d + c);
-        };
-        const int64_t end = std::min(p.seqlen_k, key0 + kChunkKeys);
-        float sum = 0, low = v[at(key0)], high = low;
-        for (int64_t own = 0; own < kRowsPerPass; ++own) {
-          float part = 0;
-          for (int64_t key = key0 + own; key < end; key += kRowsPerPass) {
-            part += v[at(key)];
-            low = std::min(low, v[at(key)]), high = std::max(high, v[at(key)]);
-          }
-          sum += part;
-        }
-        const float mean = sum / static_cast<float>(end - key0);
-        const float descale = std::max({high - mean, mean - low, kSmallestV}) / kLargest;
-        for (int64_t key = key0; key < end; ++key) {
-          const float code = round_to(DType::e4m3, (v[at(key)] - mean) * (1 / descale));
-          out[at(key)] = mean + code * descale;
-        }
-      }
+  HostTensor& v = stored.at("v") = inputs.at("v");
+  const HostTensor means = column_means(v, kChunkKeys);
+  add(v, means, -1);
+  const int64_t d = p.head_dim, chunks = chunks_of(p);
+  round_to_codes(v, e4m3_codes(v), [=](int64_t head, int64_t row, int64_t c) {
+    return (head * chunks + row / kChunkKeys) * d + c;
+  });
+  add(v, means);
   return stored;
 }
 
-// Q and K turned by their positions, with the kernels' FFMAs. The separate pass also rounds them to
-// bf16.
+// Q and K turned by their positions. The separate pass also rounds them to bf16.
 static HostTensors turned(const Problem& p, HostTensors inputs, DType stored_in) {
   if (!has_rotary(p)) return inputs;
   const HostTensor table = std::move(inputs.extract("cos_sin").mapped());
@@ -306,8 +264,8 @@ static HostTensors turned(const Problem& p, HostTensors inputs, DType stored_in)
           table.row(0, 0, first + static_cast<int64_t>(at / d) % t.spec.shape[2]);
       for (std::size_t c = 0; c < half; ++c) {
         const float a = x[c], b = x[c + half];
-        x[c] = std::fma(a, angle[c], -(b * angle[c + half]));
-        x[c + half] = std::fma(b, angle[c], a * angle[c + half]);
+        x[c] = a * angle[c] - b * angle[c + half];
+        x[c + half] = b * angle[c] + a * angle[c + half];
       }
       round_to(stored_in, x, d);
     }

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attn/small_types.h"
 #include "check/operation.h"
+#include "check/quantise.h"
 #include "kernels/groups.h"
 #include "host/quantised.h"
 #include "kernels/decode/splits.h"
@@ -164,25 +164,14 @@ Step cache_step(std::string name, std::string idea, const char* type, Launch lau
 
 }  // namespace
 
-// As in quantise_kv.h.
-static float smallest_of(const HostTensor& t) { return t.spec.name == "v" ? 0x1p-80f : 1e-10f; }
-
 HostTensors cache_of_8_bits(const Problem& p, const HostTensors& inputs) {
-  const float most_code = p.dtype == DType::int8 ? 127 : 448;
   HostTensors stored = inputs;
   for (const char* name : {"k", "v"}) {
     HostTensor& t = stored.at(name);
-    t.spec.dtype = DType::fp32;
-    const auto d = static_cast<std::size_t>(p.head_dim);
-    for (std::size_t at = 0; at < t.data.size(); at += d) {
-      float* const x = t.data.data() + at;
-      float largest = smallest_of(t);
-      for (std::size_t c = 0; c < d; ++c) largest = std::max(largest, std::abs(x[c]));
-      const float scale = most_code / largest, descale = largest / most_code;
-      for (std::size_t c = 0; c < d; ++c)
-        x[c] = descale * (p.dtype == DType::int8 ? static_cast<float>(to_int8(x[c] * scale))
-                                                 : E4M3::decode(E4M3::encode(x[c] * scale)));
-    }
+    round_to_codes(t, p.dtype == DType::int8 ? int8_codes(t) : e4m3_codes(t),
+                   [rows = t.spec.shape[2]](int64_t head, int64_t row, int64_t) {
+                     return head * rows + row;
+                   });
   }
   return stored;
 }
@@ -198,7 +187,7 @@ HostTensors cache_of_4_bits(const Problem& p, const HostTensors& inputs) {
       float* const x = t.data.data() + at;
       const auto [least, most] = std::minmax_element(x, x + d);
       const float from = *least, to = *most;
-      const float width = (to - from) / 15, smallest = smallest_of(t);
+      const float width = (to - from) / 15, smallest = smallest_maximum(t);
       const float scale = round_to(DType::bf16, std::max(width, smallest)), inverse = 1 / scale;
       const float middle =
           round_to(DType::bf16, width < smallest ? 0.5f * (from + to) : from + 8 * scale);
@@ -269,7 +258,7 @@ HostTensors cache_of_groups(const Problem& p, const HostTensors& inputs) {
       for (std::size_t key = 0; of_k && key < coded; key += groups::kGroup)
         round_group(x + key * d, d);
       for (std::size_t key = coded; key < static_cast<std::size_t>(used); ++key)
-        round_newest(x + key * d, d, of_k ? 0.0625f : 1, smallest_of(stored.at(name)));
+        round_newest(x + key * d, d, of_k ? 0.0625f : 1, smallest_maximum(stored.at(name)));
     }
   }
   return stored;

@@ -1,5 +1,5 @@
-// Number of parts into which a head's keys are split for their mean: shared by the kernel, the step
-// table and the reference.
+// Number of parts into which a head's keys are split for their mean: shared by the kernel and the
+// step table.
 #pragma once
 
 #include <algorithm>

@@ -12,12 +12,19 @@
 // values.
 #pragma once
 
-#include "kernels/block_sums.h"
 #include "kernels/choose_blocks.h"
 #include "kernels/quantise_chunks.h"
 
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
+
+// Threads per column of a block. Each adds every n-th row; then one of them adds the partial sums.
+// As in pool_kernel (choose_blocks.h), with 64 threads of eight columns.
+constexpr int column_owners(int64_t head_dim) { return static_cast<int>(512 / head_dim); }
+
+// Threads per column of a head. Each adds every n-th block.
+constexpr int kReduceThreads = 1024;
+constexpr int block_owners(int64_t head_dim) { return static_cast<int>(kReduceThreads / head_dim); }
 
 // Pools a block of rows as pool_kernel does, with four times as many threads, which have all of it
 // in flight at once. The means are bitwise those of pool_kernel: rows go through shared memory,

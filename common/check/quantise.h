@@ -1,0 +1,60 @@
+/// \file
+/// The numbers that a quantised tensor represents, for the reference of a step that quantises its
+/// inputs. Means are in double: a kernel, which adds in fp32 in some order, may store the
+/// neighbouring code of a few numbers.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "attn/tensor.h"
+
+namespace attn {
+
+/// Codes of a type. The absolute maximum of a group, at least `smallest`, has the code `largest`.
+struct Codes {
+  DType type;
+  float largest, smallest;
+};
+/// That lower bound: of V, and of Q and K, where it may be larger because their sizes multiply.
+inline float smallest_maximum(const HostTensor& t) {
+  return t.spec.name == "v" ? 0x1p-80f : 1e-10f;
+}
+inline Codes int8_codes(const HostTensor& t, float largest = 127) {
+  return {DType::int8, largest, smallest_maximum(t)};
+}
+inline Codes e4m3_codes(const HostTensor& t) { return {DType::e4m3, 448, smallest_maximum(t)}; }
+
+/// Rounds each number to its code times its scale; the numbers of a group have the same scale.
+/// `group_of(head, row, column)`, head by head of all sequences: groups are numbered from 0.
+template <class GroupOf>
+void round_to_codes(HostTensor& t, const Codes& codes, GroupOf group_of) {
+  t.spec.dtype = DType::fp32;
+  const int64_t rows = t.spec.shape[2], d = t.spec.columns();
+  const int64_t heads = static_cast<int64_t>(t.data.size()) / (rows * d);  // existing ones
+  std::vector<float> most;  // of each group
+  const auto for_each = [&](auto visit) {
+    float* x = t.data.data();
+    for (int64_t head = 0; head < heads; ++head)
+      for (int64_t row = 0; row < rows; ++row)
+        for (int64_t c = 0; c < d; ++c)
+          visit(*x++, static_cast<std::size_t>(group_of(head, row, c)));
+  };
+  for_each([&](float x, std::size_t group) {
+    if (group >= most.size()) most.resize(group + 1, codes.smallest);
+    most[group] = std::max(most[group], std::abs(x));
+  });
+  for_each([&](float& x, std::size_t group) {
+    x = round_to(codes.type, x * (codes.largest / most[group])) * (most[group] / codes.largest);
+  });
+}
+
+/// A tensor like `t`: in the place of each number the mean of its column over a tile of `tile` rows
+/// of its head.
+HostTensor column_means(const HostTensor& t, int64_t tile);
+
+/// t + factor * x, element by element.
+void add(HostTensor& t, const HostTensor& x, float factor = 1);
+
+}  // namespace attn
