@@ -197,6 +197,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     float* gLsePartial,  // [num_partials, kRows], in log2 units
     unsigned* gSemaphore,  // [row blocks]: arrivals; 0 between launches
     Shape shape, Schedule schedule, int row_tiles) {
+  using Codes = typename Config::Codes;
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
@@ -217,7 +218,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const int64_t descales = int64_t{rows.bh_kv} * padded_keys(shape.seqlen_k);  // first one
 
     // (1) Load Q, once per work tile. Rows past the last become 0.
-    load_q<Config, typename Config::Codes>(&smem.sQ[0][0], smem.sQScale, smem.sQSum, gQ + rows.first * kHeadDim,
+    load_q<Config, Codes>(&smem.sQ[0][0], smem.sQScale, smem.sQSum, gQ + rows.first * kHeadDim,
                           rows.count);
     float o[kHeadDim / 8][4] = {};  // unnormalised
     // max in log2 units; sum over this lane's keys

@@ -15,7 +15,7 @@ constexpr int kChunkKeys = 4096;
 struct ChunksPass : RotaryPass {};
 
 // A block handles 64 columns of a chunk. Each thread sums every 32nd row, then one thread per
-// column adds these sums: a fixed order, which the host repeats (fp8.cpp).
+// column adds these sums, always in the same order.
 //! [chunks]
 template <class Pass>
 __global__ void __launch_bounds__(Pass::kThreads)

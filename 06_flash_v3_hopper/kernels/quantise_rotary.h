@@ -24,7 +24,7 @@ struct RotaryPass : QuantisePass {
   static constexpr int kHeads = 4;
 };
 
-// (a, b) turned. The host uses the same order and the same FFMAs (fp8.cpp).
+// (a, b) turned.
 //! [turn]
 __device__ __forceinline__ void turn(float& a, float& b, float cosine, float sine) {
   const float x = a, y = b;

@@ -16,7 +16,7 @@ using namespace attn;
 constexpr int kChunkKeys = 4096;
 
 // A block has 64 columns of a chunk. Each thread adds every 32nd row; then one thread per column
-// adds the partial sums. The order is fixed, and is also the host's (rounded.cpp).
+// adds the partial sums, always in the same order.
 //! [chunks]
 template <class Pass>
 __global__ void __launch_bounds__(Pass::kThreads)
