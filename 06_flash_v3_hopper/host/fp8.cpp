@@ -197,12 +197,11 @@ Step tensor_scales_step(std::string name, std::string idea, Launch launch) {
   };
 }
 
-Step tile_scales_step(std::string name, std::string idea, Launch launch,
-                      HostTensors (*logical)(const Problem&, const HostTensors&)) {
+Step tile_scales_step(std::string name, std::string idea, Launch launch) {
   Step step = tensor_scales_step(std::move(name), std::move(idea), launch);
   step.workspaces = tile_scales_workspaces;
   step.cost = [launch](const Problem& p) { return tile_scales_cost(p, launch); };
-  step.logical = logical;
+  step.logical = in_tile_scales;
   return step;
 }
 
@@ -251,7 +250,7 @@ HostTensors rotated_in_chunks(const Problem& p, const HostTensors& inputs) {
 }
 
 // Q and K turned by their positions. The separate pass also rounds them to bf16.
-static HostTensors turned(const Problem& p, HostTensors inputs, DType stored_in) {
+static HostTensors with_rotary(const Problem& p, HostTensors inputs, DType stored_in) {
   if (!has_rotary(p)) return inputs;
   const HostTensor table = std::move(inputs.extract("cos_sin").mapped());
   const auto d = static_cast<std::size_t>(p.head_dim), half = d / 2;
@@ -274,10 +273,10 @@ static HostTensors turned(const Problem& p, HostTensors inputs, DType stored_in)
 }
 
 HostTensors turned_apart(const Problem& p, const HostTensors& inputs) {
-  return rotated_in_chunks(p, turned(p, inputs, DType::bf16));
+  return rotated_in_chunks(p, with_rotary(p, inputs, DType::bf16));
 }
 HostTensors turned_in_registers(const Problem& p, const HostTensors& inputs) {
-  return rotated_in_chunks(p, turned(p, inputs, DType::fp32));
+  return rotated_in_chunks(p, with_rotary(p, inputs, DType::fp32));
 }
 
 // The diagonal of the rotation: Q and K are multiplied by diag(signs) H / sqrt(d).
@@ -291,15 +290,16 @@ static HostTensors signs_of_columns(const Problem& p, const ReadWorkspace&) {
 }
 
 static Step rotated_step(std::string name, std::string idea, Launch launch) {
-  Step step = tile_scales_step(std::move(name), std::move(idea), launch, rotated_in_tile_scales);
+  Step step = tile_scales_step(std::move(name), std::move(idea), launch);
+  step.logical = rotated_in_tile_scales;
   step.cost = [launch](const Problem& p) { return rotated_cost(p, launch); };
   step.choices = signs_of_columns;
   return step;
 }
 
 static Step chunks_step(std::string name, std::string idea, Launch launch, bool fused) {
-  Step step = tile_scales_step(std::move(name), std::move(idea), launch,
-                               fused ? turned_in_registers : turned_apart);
+  Step step = tile_scales_step(std::move(name), std::move(idea), launch);
+  step.logical = fused ? turned_in_registers : turned_apart;
   step.support += ", rotary embedding";
   step.workspaces = fused ? chunks_workspaces : apart_workspaces;
   step.cost = [launch, fused](const Problem& p) { return rotary_cost(p, launch, fused); };
@@ -317,7 +317,7 @@ std::vector<Step> fp8_steps() {
                              "two-level accumulation: P V of a tile is added to O in fp32",
                              ATTN_LAUNCH(f3_two_level)),
           tile_scales_step("f4_block_scales", "one scale per tile of 128 rows of Q, K and V",
-                           ATTN_LAUNCH(f4_block_scales), in_tile_scales),
+                           ATTN_LAUNCH(f4_block_scales)),
           rotated_step("f5_incoherent",
                        "incoherent processing: Q and K are rotated before quantisation",
                        ATTN_LAUNCH(f5_incoherent)),

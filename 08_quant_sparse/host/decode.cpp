@@ -133,8 +133,8 @@ std::vector<Workspace> groups_workspaces(const Problem& p) {
   return all;
 }
 
-Step cache_step(std::string name, std::string idea, const char* type, Launch launch, Launch prepare,
-                HostTensors (*logical)(const Problem&, const HostTensors&)) {
+Step cache_step(std::string name, std::string idea, std::string type, Launch launch,
+                Launch prepare) {
   return {
       .name = std::move(name),
       .operation = &decode(),
@@ -158,7 +158,7 @@ Step cache_step(std::string name, std::string idea, const char* type, Launch lau
       .prepare = prepare,
       .needs = kAmpere,
       .takes = {type, "seqused", "split_keys"},
-      .logical = logical,
+      .logical = type == "int4" ? cache_of_4_bits : cache_of_8_bits,
   };
 }
 
@@ -267,7 +267,7 @@ HostTensors cache_of_groups(const Problem& p, const HostTensors& inputs) {
 std::vector<Step> decode_steps() {
   Step int4 =
       cache_step("d3_int4_kv", "int4 KV cache with zero points per key and value", "int4",
-                 ATTN_LAUNCH(d3_int4_kv), ATTN_LAUNCH_OF(d3_int4_kv, prepare), cache_of_4_bits);
+                 ATTN_LAUNCH(d3_int4_kv), ATTN_LAUNCH_OF(d3_int4_kv, prepare));
   int4.workspaces = [](const Problem& p) { return workspaces(p, 4); };
   int4.cost = [](const Problem& p) { return cache_cost(p, double(p.head_dim) + 8); };
   // The same cache, with K and V as the A operands.
@@ -280,31 +280,29 @@ std::vector<Step> decode_steps() {
   };
   Step groups =
       cache_step("d9_kivi", "per-channel scales of K for 32 tokens; the newest in fp16", "int4",
-                 ATTN_LAUNCH(d9_kivi), ATTN_LAUNCH_OF(d9_kivi, prepare), cache_of_groups);
+                 ATTN_LAUNCH(d9_kivi), ATTN_LAUNCH_OF(d9_kivi, prepare));
+  groups.logical = cache_of_groups;
   groups.workspaces = groups_workspaces;
   groups.cost = groups_cost;
   return {
       cache_step("d1_int8_kv", "int8 KV cache, one scale per key and value", "int8",
-                 ATTN_LAUNCH(d1_int8_kv), ATTN_LAUNCH_OF(d1_int8_kv, prepare), cache_of_8_bits),
+                 ATTN_LAUNCH(d1_int8_kv), ATTN_LAUNCH_OF(d1_int8_kv, prepare)),
       cache_step("d2_fp8_kv", "e4m3 KV cache, one scale per key and value", "e4m3",
-                 ATTN_LAUNCH(d2_fp8_kv), ATTN_LAUNCH_OF(d2_fp8_kv, prepare), cache_of_8_bits),
+                 ATTN_LAUNCH(d2_fp8_kv), ATTN_LAUNCH_OF(d2_fp8_kv, prepare)),
       int4,
       swapped(cache_step("d5_swap_ab", "K and V as the A operands: half the MMAs and scores",
-                         "int4", ATTN_LAUNCH(d5_swap_ab), ATTN_LAUNCH_OF(d5_swap_ab, prepare),
-                         cache_of_4_bits),
+                         "int4", ATTN_LAUNCH(d5_swap_ab), ATTN_LAUNCH_OF(d5_swap_ab, prepare)),
               4),
       swapped(
           cache_step("d6_subnormal_operands", "int4 codes used directly as fp16 subnormals",
                      "int4", ATTN_LAUNCH(d6_subnormal_operands),
-                     ATTN_LAUNCH_OF(d6_subnormal_operands, prepare), cache_of_4_bits),
+                     ATTN_LAUNCH_OF(d6_subnormal_operands, prepare)),
           4),
       swapped(cache_step("d7_wide_tiles", "32 keys per warp, two blocks per SM", "int4",
-                         ATTN_LAUNCH(d7_wide_tiles), ATTN_LAUNCH_OF(d7_wide_tiles, prepare),
-                         cache_of_4_bits),
+                         ATTN_LAUNCH(d7_wide_tiles), ATTN_LAUNCH_OF(d7_wide_tiles, prepare)),
               4),
       swapped(cache_step("d8_int8_swap_ab", "the same for an int8 cache", "int8",
-                         ATTN_LAUNCH(d8_int8_swap_ab), ATTN_LAUNCH_OF(d8_int8_swap_ab, prepare),
-                         cache_of_8_bits),
+                         ATTN_LAUNCH(d8_int8_swap_ab), ATTN_LAUNCH_OF(d8_int8_swap_ab, prepare)),
               8),
       groups};
 }

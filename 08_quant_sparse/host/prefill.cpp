@@ -70,8 +70,7 @@ std::vector<Workspace> int8_workspaces(const Problem& p, int64_t q_groups, int64
           {"k_descale", heads_k(p) * tiles_of(p.seqlen_k) * k_groups * 4}};
 }
 
-Step int8_step(std::string name, std::string idea, Launch launch,
-               HostTensors (*logical)(const Problem&, const HostTensors&)) {
+Step int8_step(std::string name, std::string idea, Launch launch) {
   return {
       .name = std::move(name),
       .operation = &forward(),
@@ -86,15 +85,15 @@ Step int8_step(std::string name, std::string idea, Launch launch,
       .needs = kHopper,
       .tiled = true,
       .takes = {"int8"},
-      .logical = logical,
+      .logical = int8_blocks,
   };
 }
 
 // With smooth K: one more phase, and the correction of lse.
-Step smooth_step(std::string name, std::string idea, Launch launch,
-                 HostTensors (*logical)(const Problem&, const HostTensors&), int64_t q_groups,
+Step smooth_step(std::string name, std::string idea, Launch launch, int64_t q_groups,
                  int64_t k_groups) {
-  Step step = int8_step(std::move(name), std::move(idea), launch, logical);
+  Step step = int8_step(std::move(name), std::move(idea), launch);
+  step.logical = q_groups == 1 ? smoothed_blocks : smoothed_threads;
   step.workspaces = [=](const Problem& p) {
     std::vector<Workspace> all = int8_workspaces(p, q_groups, k_groups);
     all.push_back({"k_parts", heads_k(p) * mean_parts(p.seqlen_k) * p.head_dim * 4});
@@ -112,7 +111,7 @@ Step smooth_step(std::string name, std::string idea, Launch launch,
 
 // For GPUs without wgmma: one block per query tile, without a tile counter.
 Step mma_step(std::string name, std::string idea, Launch launch) {
-  Step step = smooth_step(std::move(name), std::move(idea), launch, smoothed_threads, 64, 4);
+  Step step = smooth_step(std::move(name), std::move(idea), launch, 64, 4);
   step.needs = kAmpere;
   step.prepare = {};
   step.workspaces = [before = step.workspaces](const Problem& p) {
@@ -134,7 +133,8 @@ Workspace chunk_sums(const Problem& p, int64_t rows) {
 
 // And with FP8 P V: scales and transposition of V, which read V twice at most.
 Step fp8_pv_step(std::string name, std::string idea, Launch launch) {
-  Step step = smooth_step(std::move(name), std::move(idea), launch, fp8_pv, 64, 4);
+  Step step = smooth_step(std::move(name), std::move(idea), launch, 64, 4);
+  step.logical = fp8_pv;
   step.takes = {"e4m3"};
   step.refuses = [of_int8 = step.refuses](const Problem& p) -> std::optional<std::string> {
     if (heads_k(p) > std::numeric_limits<int32_t>::max() / p.head_dim)
@@ -170,8 +170,7 @@ namespace {
 
 // And with smooth Q, one vector over the keys per tile of Q: the sums of Q, a phase that reads K
 // for up to 16 tiles at a time, and the vectors, written and read once.
-Step smooth_q_step(std::string name, std::string idea, Launch launch,
-                   HostTensors (*logical)(const Problem&, const HostTensors&)) {
+Step smooth_q_step(std::string name, std::string idea, Launch launch, int largest_code) {
   Step step = fp8_pv_step(std::move(name), std::move(idea), launch);
   const auto vector_bytes = [](const Problem& p) {
     return heads_q(p) * tiles_of(p.seqlen_q) * ((p.seqlen_k + 3) / 4 * 4) * 4;
@@ -193,7 +192,7 @@ Step smooth_q_step(std::string name, std::string idea, Launch launch,
                                    .hbm_write = vectors});
     return cost;
   };
-  step.logical = logical;
+  step.logical = largest_code == 7 ? smoothed_q_int4 : smoothed_q;
   return step;
 }
 
@@ -229,19 +228,19 @@ Step chunks_step(std::string name, std::string idea, Launch launch) {
 std::vector<Step> prefill_steps() {
   return {
       int8_step("q1_int8_qk", "INT8 Q K^T, one scale per tile of 128 rows",
-                ATTN_LAUNCH(q1_int8_qk), int8_blocks),
+                ATTN_LAUNCH(q1_int8_qk)),
       smooth_step("q2_smooth_k", "smooth K: subtract the mean over the tokens",
-                  ATTN_LAUNCH(q2_smooth_k), smoothed_blocks, 1, 1),
+                  ATTN_LAUNCH(q2_smooth_k), 1, 1),
       smooth_step("q3_per_thread", "per-thread scales: 2 rows of Q, 32 keys",
-                  ATTN_LAUNCH(q3_per_thread), smoothed_threads, 64, 4),
+                  ATTN_LAUNCH(q3_per_thread), 64, 4),
       fp8_pv_step("q4_fp8_pv", "FP8 P V, one scale per channel of V", ATTN_LAUNCH(q4_fp8_pv)),
       fp8_pv_step("q5_fewer_instructions",
                   "accumulators reinterpreted as floats; O rescaled as P V is added",
                   ATTN_LAUNCH(q5_fewer_instructions)),
       smooth_q_step("q6_smooth_q", "smooth Q: subtract the mean per query tile",
-                    ATTN_LAUNCH(q6_smooth_q), smoothed_q),
+                    ATTN_LAUNCH(q6_smooth_q), 127),
       smooth_q_step("q7_int4_qk", "4-bit Q and K: accuracy only, no speedup",
-                    ATTN_LAUNCH(q7_int4_qk), smoothed_q_int4),
+                    ATTN_LAUNCH(q7_int4_qk), 7),
       chunks_step("q8_tuned", "smooth V: accumulate 4096 keys in the tensor core",
                   ATTN_LAUNCH(q8_tuned)),
       mma_step("q9_mma_sync", "q3's scores with mma.sync, P V in bf16: 04's loop",

@@ -136,6 +136,8 @@ noticed_edits=$count
 
 harmless "a comment" $v13 '20s,^,// A comment.\n,; s,(__syncthreads\(\);).*,\1  // another one,'
 harmless "layout" $v13 's,^  ,      ,; \,//|^#,!s, = , =\n        ,'
+harmless "the values that a step is checked against" /06_flash_v3_hopper/host/fp8.cpp \
+  's/x\[i\] \*= random_sign/x[i] *= 2 * random_sign/'
 harmless "a renamed local variable" $v13 's/\bfactor\b/scale_of_the_row/g'
 harmless "the help text of an option" /common/run/options.cpp \
   's/timed launches/launches that count/'
