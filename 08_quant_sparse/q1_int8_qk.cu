@@ -23,6 +23,7 @@
 #include "ptx/wgmma_s8.h"
 #include "kernels/int8_fragments.h"
 #include "kernels/quantise.h"
+#include "kernels/scaled_epilogue.h"
 #include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::q1_int8_qk {
@@ -241,6 +242,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      Descales descales,
                      Element* __restrict__ gO,  // [B, Hq, seqlen_q, d]
                      float* __restrict__ gLse,  // [B, Hq, seqlen_q]
+                     const float* gLseShift,    // [B, Hq, seqlen_q], of q2_smooth_k; or null
                      Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
@@ -393,7 +395,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     await_o();
     round_p<Element, kBlockN>(p, s);
     kv.advance();
-    store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum);
+    store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum, gLseShift);
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
@@ -417,21 +419,32 @@ Status launch_attention(const Arguments& args) {
   return launch_kernel(attention_kernel<Config>,
                        dim3(std::min<unsigned>(scheduler.count(), num_sms)), dim3(Config::kThreads),
                        sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
-                       Descales(args), params.o, params.lse, shape_of(args.problem), scheduler);
+                       Descales(args), params.o, params.lse, args.out_or_null<float>("lse_shift"),
+                       shape_of(args.problem), scheduler);
 }
 
-template <class Config>
+// The attention kernel without the pass before it: q2_smooth_k launches it after another pass.
+Status attend(const Arguments& args) {
+  switch (args.problem.head_dim) {
+    case 64: return launch_attention<Config<64>>(args);
+    case 128: return launch_attention<Config<128>>(args);
+    case 256: return launch_attention<Config<256>>(args);
+  }
+  return Status::unsupported("only head dims 64, 128 and 256");
+}
+
+template <int kHeadDim>
 Status launch(const Arguments& args) {
   if (!args.on_tiling)
-    if (const Status done = quantise<Config::kHeadDim, BlockGroups>(args); !done.ok()) return done;
-  return launch_attention<Config>(args);
+    if (const Status done = quantise<kHeadDim, BlockGroups>(args); !done.ok()) return done;
+  return attend(args);
 }
 
 Status launch(const Arguments& args) {
   switch (args.problem.head_dim) {
-    case 64: return launch<Config<64>>(args);
-    case 128: return launch<Config<128>>(args);
-    case 256: return launch<Config<256>>(args);
+    case 64: return launch<64>(args);
+    case 128: return launch<128>(args);
+    case 256: return launch<256>(args);
   }
   return Status::unsupported("only head dims 64, 128 and 256");
 }
