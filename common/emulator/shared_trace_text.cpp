@@ -1,4 +1,6 @@
 // The memory panel's data as JSON: columns with one entry per access of a warp.
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "emulator/shared_trace.h"
@@ -51,8 +53,8 @@ struct SharedTrace::Shapes {
         sites.try_emplace(site, static_cast<std::uint32_t>(site_texts.size()));
     if (is_new) {
       const Instruction& i = trace.sites_[site].of;
-      site_texts.push_back("[" + quoted(trace.source_of(site)) + ",\"" + name_of(i.kind) + "\"," +
-                           std::to_string(i.bytes) + "," + quoted(i.what ? i.what : "") + "]");
+      site_texts.push_back(fmt::format("[{},\"{}\",{},{}]", quoted(trace.source_of(site)),
+                                       name_of(i.kind), i.bytes, quoted(i.what ? i.what : "")));
     }
     return id->second;
   }
@@ -82,12 +84,12 @@ struct SharedTrace::Shapes {
           .append(rows.extra[row] ? "1," : "0,")
           .append(list(rows.rows[row], [&](int lane) {
             const std::int64_t byte = address[static_cast<std::size_t>(lane)] % kLine;
-            return "[" + std::to_string(lane) + "," + std::to_string(byte / 4) + "]";
+            return fmt::format("[{},{}]", lane, byte / 4);
           }))
           .append("]");
-    return "[" + list(p, [](std::int32_t o) { return std::to_string(o); }) + "," +
-           std::to_string(rows.wavefronts) + "," + std::to_string(rows.ideal) + ",[" + each +
-           "]]";
+    return fmt::format("[{},{},{},[{}]]",
+                       list(p, [](std::int32_t o) { return std::to_string(o); }), rows.wavefronts,
+                       rows.ideal, each);
   }
 };
 
@@ -97,9 +99,8 @@ std::string SharedTrace::layout_json(const Block& b) const {
   std::size_t at = 0;
   const auto add = [&](const std::string& name, std::size_t first, std::size_t bytes,
                        std::size_t element, const auto& extents) {
-    text.append(text.empty() ? "" : ",").append("[" + quoted(name) + "," + std::to_string(first));
-    text.append("," + std::to_string(bytes) + "," + std::to_string(element) + ",");
-    text += list(extents, [](std::size_t n) { return std::to_string(n); }) + "]";
+    text += fmt::format("{}[{},{},{},{},{}]", text.empty() ? "" : ",", quoted(name), first, bytes,
+                        element, list(extents, [](std::size_t n) { return std::to_string(n); }));
   };
   const std::vector<std::size_t> none;
   for (const StaticShared& v : b.variables) {
@@ -137,11 +138,11 @@ std::string SharedTrace::block_json(std::size_t number, double mhz, Cycles until
   std::string flights;
   for (const Flight& f : b.flights) {
     if (f.begin > until) continue;
-    flights.append(flights.empty() ? "" : ",").append("[" + time(f.begin) + "," + time(f.end));
-    flights.append("," + std::to_string(f.warp) + (f.writes ? ",1," : ",0,") + quoted(f.what));
-    flights += "," + quoted(f.place.text()) + "," + list(f.ranges, [](const Range& r) {
-                 return "[" + std::to_string(r.first) + "," + std::to_string(r.second) + "]";
-               }) + "]";
+    const std::string ranges =
+        list(f.ranges, [](const Range& r) { return fmt::format("[{},{}]", r.first, r.second); });
+    flights += fmt::format("{}[{},{},{},{:d},{},{},{}]", flights.empty() ? "" : ",", time(f.begin),
+                           time(f.end), f.warp, f.writes, quoted(f.what),
+                           quoted(f.place.text()), ranges);
   }
   const auto side = [&](const RaceSide& r) {
     return "{\"warp\":" + (r.in_block ? std::to_string(r.thread / 32) : "-1") +

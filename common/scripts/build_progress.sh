@@ -14,13 +14,13 @@ files_to_compile() {
 }
 
 # time_to_build BUILD JOBS TARGET...: an estimate in words; empty if nothing is to be compiled. A
-# core needs 5 s per file and 16 s per GPU file on average; less with a compiler cache.
+# core needs 4 s per file and 16 s per GPU file on average; less with a compiler cache.
 time_to_build() {
   local cpu gpu
   read -r cpu gpu < <(files_to_compile "$1" "${@:3}")
   [[ $((cpu + gpu)) -gt 0 ]] || return 0
   printf ': files to compile: %d, for the GPU %d; about %d min' "$cpu" "$gpu" \
-    $(((5 * cpu + 16 * gpu) / $2 / 60 + 1))
+    $(((4 * cpu + 16 * gpu) / $2 / 60 + 1))
 }
 
 # show_progress: reduces ninja's output to one line, "[12/80]", which is overwritten.
