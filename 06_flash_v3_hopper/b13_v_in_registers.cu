@@ -326,15 +326,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   PipelineState<Config::kStages> rows;   // pipeline state of the current Q and dO
   PipelineState<Config::kKvBuffers> kv;  // of K and V
   float dk[kHeadDim / 8][4] = {}, dv[kHeadDim / 8][4] = {};
-  // Here although no value is kept, as in b7.
+  // Declared here for the reason given in b7.
   float s[kBlockM / 8][4];
   uint32_t v[Config::kSlices][4];  // the first columns of this warpgroup's 64 keys of V
-  // One arrival per warp, after its lanes have read lse or D.
+  // One arrival per warp, when all of its lanes no longer need a buffer.
   const auto consumer_release = [&](uint64_t* empty) {
     __syncwarp();
     if (thread_index() % kWarp == 0) mbarrier_arrive(empty);
   };
-  // One query tile of one head. `masked`: a bool, or a type with its value; then the unmasked body
+  // One query tile of one head. `masked`: std::true_type or std::false_type, so the unmasked body
   // contains no mask code.
   //! [visit]
   const auto process_q_block = [&](int head, int m_block, auto masked) {

@@ -198,7 +198,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const Tens
   };
   unsigned index = share_next(smem, rank == 0 ? with_keys(scheduler.first()) : 0, rank, 0);
   while (index < scheduler.count()) {
-    // Its latency: under the wait for the last tile.
+    // Taken here, so that the wait for the previous tile hides the latency of the counter.
     const unsigned next = rank == 0 ? with_keys(scheduler.next()) : 0;
     const PackedKeyTile work = scheduler.at(index, shape, packing);
     const auto [kv_head, q_token, kv_token, first_tile] = work.place;

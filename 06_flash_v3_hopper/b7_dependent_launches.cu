@@ -311,9 +311,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   PipelineState<Config::kStages> rows;   // pipeline state of the current Q and dO
   PipelineState<Config::kKvBuffers> kv;  // of K and V
   float dk[kHeadDim / 8][4] = {}, dv[kHeadDim / 8][4] = {};
-  // Here although no value is kept: declared in the loop body, ptxas spills 16 of them at d=64.
+  // Declared here although no value outlives a visit: declared in the loop body, ptxas spills 16 of
+  // these registers at d=64.
   float s[kBlockM / 8][4];
-  // One arrival per warp, after its lanes have read lse or D.
+  // One arrival per warp, when all of its lanes no longer need a buffer, or have stored dS.
   const auto consumer_release = [&](uint64_t* empty) {
     __syncwarp();
     if (thread_index() % kWarp == 0) mbarrier_arrive(empty);

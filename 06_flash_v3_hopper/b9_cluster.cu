@@ -190,7 +190,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const Tens
     const KeyTile work = scheduler.at(index, shape);
     const int key0 = work.key0 + rank * Config::kKeys, kv_head = work.kv_head;
     const int end = rows.count + count_visits(work);
-    // Its latency: under the wait for the last tile.
+    // Taken here, so that the wait for the previous tile hides the latency of the counter.
     const unsigned next = rank == 0 ? scheduler.next() : 0;
     mbarrier_wait(&smem.kv_empty, kv.phase() ^ 1);
     smem.index = index;

@@ -57,7 +57,7 @@ struct SharedStorage {
   // Padded to two keys: a 16-byte copy holds the descales of two keys and starts at an even key.
   alignas(16) float2 sDescale[Config::kNumWarps][Config::kStages][Config::kBlockN + 2];
   alignas(16) __half sQ[Config::kRows][Config::kHeadDim];
-  // per row of Q: the power of 2 that it was divided by; its sum (for codes with a zero point, d3)
+  // per row of Q: the power of 2 that it was divided by; its sum, which other steps read
   float sQScale[Config::kRows], sQSum[Config::kRows];
   float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];

@@ -1,8 +1,8 @@
 // d2_fp8_kv: e4m3 KV cache, one scale per key and per value.
 //
 // parent    d1_int8_kv
-// change    d1's kernel, with e4m3 codes (Fp8Codes of codes.h). Hopper and Ada convert two of them
-//           to fp16 in one instruction. On other GPUs the bits are shifted into fp16's fields,
+// change    d1's kernel, with e4m3 codes (Fp8Codes of codes.h). From sm_89 on one instruction
+//           converts two of them to fp16. On older GPUs the bits are shifted into fp16's fields,
 //           which gives 2^-8 times the value, and multiplied by 2^8.
 // why       e4m3 has four significant bits down to 2^-15 of the largest number, so servers use one
 //           scale per head. This step keeps d1's scale per token, so that only the type differs.

@@ -1,5 +1,6 @@
-// The FP8 steps: cost models, refused problems, and the codes that each stores, since a step is
-// checked against attention over these codes.
+// The FP8 steps: cost models, refused problems, and the values that each stores, up to the
+// neighbouring code of a few numbers (check/quantise.h). A step is checked against attention over
+// these.
 #include "host/fp8.h"
 
 #include <fmt/format.h>

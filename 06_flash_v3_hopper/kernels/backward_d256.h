@@ -1,4 +1,4 @@
-// Parts of the steps for head dim 256 that are no part of their pipeline: the order of visits, the
+// Parts of the steps for head dim 256 that are not part of the pipeline: the order of visits, the
 // exchange of fragments between warpgroups, tensor maps, and the conversion of dQ.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Parts of b14 and b15 that are no part of their pipeline: softcap, tensor maps, and the
+// Parts of b14 and b15 that are not part of the pipeline: softcap, tensor maps, and the
 // conversion of dQ, for packed sequences too.
 #pragma once
 
@@ -8,7 +8,7 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// With softcap S^T becomes tanh(scale S^T / cap); then it is masked. `scale`: over the cap.
+// With softcap S^T becomes tanh(scale S^T); then it is masked. `scale`: softmax_scale / softcap.
 // tanh y = 1 - 2 / (e^2y + 1). Cancellation near 0: use the Taylor series there.
 template <class Config>
 __device__ __forceinline__ void tanh_scores(float (&s)[Config::kBlockM / 8][4], float scale) {

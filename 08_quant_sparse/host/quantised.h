@@ -32,7 +32,7 @@ HostTensors smoothed_threads(const Problem&, const HostTensors& inputs);
 HostTensors fp8_pv(const Problem&, const HostTensors& inputs);
 /// Or with smooth V, a mean and a scale per channel of a chunk of 4096 keys.
 HostTensors fp8_chunks(const Problem&, const HostTensors& inputs);
-/// Or a mean and a scale per channel of a head; and the mean of K computed from block means.
+/// Or with smooth V, a mean and a scale per channel of a head.
 HostTensors fp8_heads(const Problem&, const HostTensors& inputs);
 
 /// And with smooth Q per tile of 128 queries: q and k get 2 d columns, because the mean is

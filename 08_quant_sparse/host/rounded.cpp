@@ -1,5 +1,5 @@
-// The values that the quantising steps store, decoded: the reference computes exact attention over
-// these.
+// What the quantising steps store, decoded, up to the neighbouring code of a few numbers
+// (check/quantise.h). The reference computes exact attention over these values.
 #include "check/quantise.h"
 #include "host/quantised.h"
 

@@ -1,4 +1,5 @@
-// Epilogue of prefill steps with a shift of lse, or with scales for the columns of O.
+// Epilogue of prefill steps, with an optional shift of lse and optional scales for the columns of
+// O.
 #pragma once
 
 #include "kernels/hopper/fragments.h"

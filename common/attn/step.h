@@ -181,9 +181,10 @@ struct Step {
   /// device. A function of the problem and of those inputs alone that are lengths, tables and masks
   /// (made, or of an index type); its time stands in a row of its own.
   std::function<HostTensors(const Problem&, const HostTensors& inputs)> plan = {};
-  /// Of a step that stores its inputs in fewer bits: the q, k, v that it multiplies then, exact. It
-  /// is checked against the reference of these (expected_of); how far it is from that of the inputs
-  /// is printed next to it. Null: the inputs.
+  /// Of a step that stores its inputs in fewer bits: the q, k, v that it multiplies then, computed
+  /// independently of the kernel, so a few codes may differ by one. It is checked against the
+  /// reference of these (expected_of); how far it is from that of the inputs is printed next to it.
+  /// Null: the inputs.
   std::function<HostTensors(const Problem&, const HostTensors& inputs)> logical = {};
 };
 

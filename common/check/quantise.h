@@ -17,7 +17,8 @@ struct Codes {
   DType type;
   float largest, smallest;
 };
-/// That lower bound: of V, and of Q and K, where it may be larger because their sizes multiply.
+/// That lower bound. It is larger for Q and K: their descales are multiplied, and the product must
+/// not be 0.
 inline float smallest_maximum(const HostTensor& t) {
   return t.spec.name == "v" ? 0x1p-80f : 1e-10f;
 }

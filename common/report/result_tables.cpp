@@ -331,6 +331,80 @@ std::string chapters_table(const fs::path& folder, const Words& specs) {
       grid.markdown());
 }
 
+namespace {
+
+// A column of compare_table, from "Its_title=VALUE:DOCUMENT,DOCUMENT".
+struct Compared {
+  std::string title, value;
+  Words documents;
+};
+Words split(const std::string& text, char at) {
+  Words parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, at);) parts.push_back(part);
+  return parts;
+}
+Compared compared(const std::string& word) {
+  const auto equals = word.find('='), colon = word.find(':', equals);
+  if (equals == word.npos || colon == word.npos)
+    throw InputError(fmt::format("table compare: {}: must be TITLE=VALUE:DOCUMENT,...", word));
+  Compared c{word.substr(0, equals), word.substr(equals + 1, colon - equals - 1),
+             split(word.substr(colon + 1), ',')};
+  std::ranges::replace(c.title, '_', ' ');
+  return c;
+}
+std::string compared_value(const json& step, const std::string& value) {
+  const bool time = value == "ms" || value == "us";
+  const std::optional<double> seconds = seconds_of(step, time ? "" : value);
+  if (!seconds) return "-";
+  if (!time) return rate(step.at("flop").get<double>() / *seconds);
+  if (value == "ms") return milliseconds(*seconds);
+  const double us = *seconds * 1e6;
+  return fmt::format("{:.{}f}", us, us < 100 ? 1 : 0);
+}
+
+}  // namespace
+
+Words compared_files(const Words& specs) {
+  Words files;
+  for (const std::string& word : specs)
+    if (!word.starts_with("step="))
+      for (const std::string& file : compared(word).documents)
+        if (std::ranges::find(files, file) == files.end()) files.push_back(file);
+  return files;
+}
+std::string compare_table(const fs::path& folder, const Words& specs) {
+  if (specs.size() < 2 || !specs[0].starts_with("step="))
+    throw InputError("table compare: must be step=A,B and a word per column");
+  std::map<std::string, json> read;
+  for (const std::string& file : compared_files(specs))
+    read[file] = read_json(folder / (file + ".json"));
+  Grid grid;
+  grid.add_column("step", "step"), grid.add_column("type", "type");
+  for (const std::string& step : split(specs[0].substr(5), ',')) {
+    grid.add_row();
+    grid.put("step", code(step));
+    bool any = false;
+    for (std::size_t n = 1; n < specs.size(); ++n) {
+      const Compared column = compared(specs[n]);
+      grid.add_column(specs[n], column.title);
+      for (const std::string& file : column.documents) {
+        const json& steps = read.at(file).at("steps");
+        const auto found = std::ranges::find_if(steps, [&](const json& s) {
+          return name_of(s) == step && !s.at("time").is_null();
+        });
+        if (found == steps.end()) continue;
+        grid.put("type", read.at(file).at("problem").at("dtype").get<std::string>());
+        grid.put(specs[n], compared_value(*found, column.value));
+        any = true;
+        break;
+      }
+    }
+    if (!any) throw InputError(fmt::format("table compare: no document has a time of {}", step));
+  }
+  return fmt::format("Medians on an {}.\n\n{}", device_of(read.begin()->second), grid.markdown());
+}
+
 // One row per length, one column per step of a chapter.
 std::string memory_table(const fs::path& folder, const Words& names) {
   std::map<int64_t, std::map<std::string, std::string>> lengths;

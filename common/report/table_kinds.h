@@ -21,6 +21,11 @@ std::string accuracy_table(const std::filesystem::path& folder, const Words& nam
 std::string chapters_table(const std::filesystem::path& folder, const Words& specs);
 /// The names of their documents, without duplicates.
 Words chapter_files(const Words& specs);
+/// "step=A,B" and a word per column, "Its_title=VALUE:DOCUMENT,DOCUMENT": a row per step, with its
+/// time or rate from the first of these documents that has it. VALUE: ms, us, or the phase whose
+/// TFLOP/s are meant.
+std::string compare_table(const std::filesystem::path& folder, const Words& specs);
+Words compared_files(const Words& specs);
 std::string memory_table(const std::filesystem::path& folder, const Words& names);
 
 // From results, exports and the step files of the chapter of `page`: ladder.cpp.

@@ -50,6 +50,7 @@ std::string table(const Words& words, const fs::path& reports, const fs::path& p
   if (kind == "accuracy") return accuracy_table(reports, expand(reports, names));
   if (kind == "memory") return memory_table(reports, expand(reports, names));
   if (kind == "chapters") return chapters_table(reports, names);
+  if (kind == "compare") return compare_table(reports, names);
   if (kind == "headline") return headline_table(reports, names);
   if (kind == "others") return others_table(reports, names);
   if (kind == "peers") return peers_table(file());
@@ -63,7 +64,7 @@ std::string table(const Words& words, const fs::path& reports, const fs::path& p
   }
   throw InputError(fmt::format(
       "table: {}: must be steps, ladder, tree, phases, lengths, problems, accuracy, "
-      "memory, chapters, peers, ratios, means, others, headline, counters, traffic, diff or "
+      "memory, chapters, compare, peers, ratios, means, others, headline, counters, traffic, diff or "
       "state",
       kind));
 }
@@ -86,6 +87,7 @@ Words documents_of(const Words& words, const fs::path& reports) {
   }
   if (kind == "headline") names = headline_files(names);
   if (kind == "chapters") names = chapter_files(names);
+  if (kind == "compare") names = compared_files(names);
   std::erase_if(names, [](const std::string& n) { return n.find('=') != n.npos; });
   if (kind == "ladder") documents = counters(names.at(0).substr(0, names.at(0).find('.')));
   for (const std::string& name : expand(reports, names)) documents.push_back(name);

@@ -248,6 +248,26 @@ TEST_CASE("a table of problems: a row for each, whatever they differ in") {
   has(reports.refusal("problems a c"), "c is backward on NVIDIA H200, not forward");
 }
 
+TEST_CASE("a table compares steps of several documents") {
+  Reports reports;
+  json of_phase = step("q1_int8_qk", 4e12, 2e9, 2e-3);
+  of_phase["phases"] = {{{"name", "attention"}, {"time", {{"median_s", 1e-3}}}}};
+  reports.write("a", run("08_quant_sparse", "forward", problem("bf16", 2048),
+                         {step("v14_tuned", 4e12, 2e9, 4e-3)}));
+  reports.write("b", run("08_quant_sparse", "forward", problem("int8", 2048),
+                         {of_phase, step("q2_smooth_k", 4e12, 2e9, 0)}));
+  const std::string columns = " A_title=ms:a,b Micro=us:b Rate=attention:b";
+  const std::string text = reports.table("compare step=v14_tuned,q1_int8_qk" + columns);
+  has(text, "Medians on an NVIDIA H200.\n");
+  has_line(text, "| step | type | A title | Micro | Rate |");
+  has_line(text, "| `v14_tuned` | bf16 | 4.000 | - | - |");
+  has_line(text, "| `q1_int8_qk` | int8 | 2.000 | 2000 | 4000.0 |");
+  CHECK_THROWS_WITH(reports.table("compare step=q2_smooth_k" + columns),
+                    ContainsSubstring("no document has a time of q2_smooth_k"));
+  CHECK_THROWS_WITH(reports.table("compare step=v14_tuned Title"),
+                    ContainsSubstring("Title: must be TITLE=VALUE:DOCUMENT,..."));
+}
+
 TEST_CASE("a table of memory joins chapters by length and says what is refused") {
   Reports reports;
   const auto need = [&](const char* name, const char* chapter, const char* s, int n,
@@ -443,7 +463,8 @@ TEST_CASE("a table whose report is not there says so, and says which") {
   reports.write("cut.json", std::string("{\"schema\": "));
   has(reports.refusal("steps cut"), "cut.json: is not a JSON object");
   has(reports.refusal("nosuch there"),
-      "must be steps, ladder, tree, phases, lengths, problems, accuracy, memory, chapters, peers, "
+      "must be steps, ladder, tree, phases, lengths, problems, accuracy, memory, chapters, "
+      "compare, peers, "
       "ratios, means, others, headline");
   has(refusal_of([&] { return fill_tables("", "page.md", reports.path() / "nowhere"); }),
       "no such folder");

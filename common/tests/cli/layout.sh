@@ -27,7 +27,7 @@ for chapter in "${chapters[@]}"; do
     fi
   done
   [[ $(wc -l <"$chapter/CMakeLists.txt") -le 40 ]] ||
-    wrong "$chapter/CMakeLists.txt: more than 40 lines"
+    wrong "$chapter/CMakeLists.txt: more than 50 lines"
 done
 
 # Lines of code, without comments and blank lines: of a step, and of the longest kernel in its file.
