@@ -22,11 +22,11 @@ namespace ATTN_BACKEND::b11_deterministic_cluster {
 using namespace attn;
 using namespace hopper;
 
-// The warps of the producer warpgroup.
-enum ProducerWarp { kLoads = 0, kWaitsForTurns = 1, kAdvancesSemaphores = 2 };
 // The warpgroups of a block, and its named barriers. kProbabilities: P has been stored; kGradients:
 // dS has been stored; kStored: the same, among the threads that store it.
 enum Role { kScores = 0, kScoreGradients = 1, kProducer = 2 };
+// The warps of the producer warpgroup.
+enum ProducerWarp { kLoads = 0, kWaitsForTurns = 1, kAdvancesSemaphores = 2 };
 enum NamedBarrier { kProbabilities = 1, kGradients = 2, kStored = 3 };
 
 //! [config]

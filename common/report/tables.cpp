@@ -64,8 +64,8 @@ std::string table(const Words& words, const fs::path& reports, const fs::path& p
   }
   throw InputError(fmt::format(
       "table: {}: must be steps, ladder, tree, phases, lengths, problems, accuracy, "
-      "memory, chapters, compare, peers, ratios, means, others, headline, counters, traffic, diff or "
-      "state",
+      "memory, chapters, compare, peers, ratios, means, others, headline, counters, traffic, "
+      "diff or state",
       kind));
 }
 
