@@ -8,7 +8,7 @@
 // why       A decode step is bound by the bytes of K and V: half the bytes, half the time. A
 //           value's scale as a factor of P would overflow or underflow fp16. As part of the
 //           exponent, P is 1 where weight times scale is largest.
-// expect    dram__bytes_read.sum and gpu__time_duration.sum fall by half; smsp__inst_executed.sum
+// expect    dram__bytes_read.sum and gpu__time_duration.sum fall by half; sm__inst_executed.sum
 //           grows by the conversions
 // supports  --dtype int8, inputs in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA

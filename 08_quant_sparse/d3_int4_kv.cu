@@ -8,7 +8,7 @@
 //           and O's columns in matching order.
 // why       A symmetric scale wastes codes on the side that a token's numbers do not reach; with
 //           sixteen codes that is too expensive.
-// expect    dram__bytes_read.sum falls to half of d1's; smsp__inst_executed.sum grows
+// expect    dram__bytes_read.sum falls to half of d1's; sm__inst_executed.sum grows
 // supports  --dtype int4, inputs in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
 // source    QServe (arXiv 2405.04532), section 5.1

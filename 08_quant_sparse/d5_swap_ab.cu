@@ -6,7 +6,7 @@
 // why       An MMA has 16 rows of A and 8 columns of B. With Q as A and 4 query heads per K/V head,
 //           twelve of sixteen rows are empty. Swapped, there are half as many MMAs, scores,
 //           exponentials and registers of O.
-// expect    smsp__inst_executed.sum falls; sm__inst_executed_pipe_tensor.sum is halved
+// expect    sm__inst_executed.sum falls; sm__inst_executed_pipe_tensor.sum is halved
 // supports  --dtype int4, inputs in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
 #include <algorithm>

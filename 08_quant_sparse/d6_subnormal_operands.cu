@@ -8,7 +8,7 @@
 // why       Two fifths of d5's instructions convert codes: per pair an AND, an OR with the bits of
 //           1024, and a subtraction. Without the ORs and K's subtractions, a fifth of all
 //           instructions disappears.
-// expect    smsp__inst_executed.sum falls by a fifth
+// expect    sm__inst_executed.sum falls by a fifth
 // supports  --dtype int4, inputs in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
 #include <algorithm>

@@ -6,7 +6,7 @@
 // why       A third of d6's instructions per 16 keys does not depend on the number of keys: copy
 //           addresses, a wait, a vote, a branch. And while one block merges its partials or loads
 //           Q, the other streams.
-// expect    smsp__inst_executed.sum falls; dram__throughput grows, most with many heads
+// expect    sm__inst_executed.sum falls; dram__throughput grows, most with many heads
 // supports  --dtype int4, inputs in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
 #include <algorithm>

@@ -6,7 +6,7 @@
 //           point; what the offset of 128 adds to a score follows from the sum of Q's row. Tiles
 //           have 16 keys, as many bytes as d7's 32.
 // why       d1 spends instructions on conversions and on empty rows of A, as d3 does.
-// expect    smsp__inst_executed.sum falls to two thirds of d1's
+// expect    sm__inst_executed.sum falls to two thirds of d1's
 // supports  --dtype int8, inputs in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
 #include <algorithm>

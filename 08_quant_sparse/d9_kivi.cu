@@ -7,7 +7,7 @@
 //           is quantised when it is full; the newest 128 to 159 tokens are fp16.
 // why       K's channels differ far more than its tokens do. A per-token scale has to cover the
 //           largest channel.
-// expect    O's error falls where channels have a bias; smsp__inst_executed.sum grows by the
+// expect    O's error falls where channels have a bias; sm__inst_executed.sum grows by the
 //           instructions of q' and q z
 // supports  --dtype int4, inputs in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA

@@ -6,7 +6,7 @@
 //           integers, for which Hopper has a three-operand max. The FFMA that adds P V rescales O:
 //           no vote, no branch.
 // why       One instruction per score is 64 per tile and thread, and q4 has about 8 to 9 of them.
-// expect    smsp__inst_executed.sum falls
+// expect    sm__inst_executed.sum falls
 // supports  --dtype e4m3, inputs in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 

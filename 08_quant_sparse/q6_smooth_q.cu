@@ -6,7 +6,7 @@
 //           each key tile, and a score is one FFMA.
 // why       Q of models has biased channels, which its scales have to cover. The mean cannot be
 //           dropped, because its product differs per key.
-// expect    errors of O fall where channels of Q are biased; smsp__inst_executed.sum grows by an
+// expect    errors of O fall where channels of Q are biased; sm__inst_executed.sum grows by an
 //           FADD per score
 // supports  --dtype e4m3, inputs in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 // source    SageAttention2 (arXiv 2411.10958), section 3.1

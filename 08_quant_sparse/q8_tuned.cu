@@ -8,7 +8,7 @@
 // why       q5 adds P V of each tile to O in fp32: one FFMA per element of O, registers for both,
 //           and at d=256 tiles of 64 keys in slices. Its initial values are MOVs that this warp
 //           waits for, while a conversion takes less time than the exponential before it.
-// expect    smsp__inst_executed.sum below q5's; above f6's, by the conversions
+// expect    sm__inst_executed.sum below q5's; above f6's, by the conversions
 // supports  --dtype e4m3, inputs in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 // source    SageAttention2 (arXiv 2411.10958): smooth V, per-thread scales
 #include <algorithm>
