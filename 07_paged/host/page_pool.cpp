@@ -56,7 +56,7 @@ bool PagePool::revive(int page) {
 //! [owners]
 
 //! [append]
-Appended append(PagePool& pool, int page_size, Sequence& s, int64_t count) {
+Appended append(PagePool& pool, int page_size, CachedSequence& s, int64_t count) {
   Appended result;
   if (count == 0) return result;
   // tokens in the last page; 0: it is full
@@ -81,11 +81,11 @@ Appended append(PagePool& pool, int page_size, Sequence& s, int64_t count) {
 //! [append]
 
 //! [fork]
-Sequence fork(PagePool& pool, const Sequence& s) {
+CachedSequence fork(PagePool& pool, const CachedSequence& s) {
   for (const int page : s.pages) pool.share(page);
   return s;
 }
-void drop(PagePool& pool, Sequence& s) {
+void drop(PagePool& pool, CachedSequence& s) {
   for (; !s.pages.empty(); s.pages.pop_back()) pool.release(s.pages.back());
   s.length = 0;
 }

@@ -45,7 +45,7 @@ class PagePool {
 };
 
 // Tokens 0 to length - 1 lie in `pages`, page_size per page; the last page may be partly filled.
-struct Sequence {
+struct CachedSequence {
   std::vector<int> pages;
   int64_t length = 0;
 };
@@ -62,11 +62,11 @@ struct Appended {
 };
 
 // Appends `count` tokens. Throws OutOfPages; then the sequence is unchanged.
-Appended append(PagePool&, int page_size, Sequence&, int64_t count);
+Appended append(PagePool&, int page_size, CachedSequence&, int64_t count);
 // A second sequence with the same tokens in the same pages.
-Sequence fork(PagePool&, const Sequence&);
+CachedSequence fork(PagePool&, const CachedSequence&);
 // Releases the pages, last page first: so the start of a sequence, which other requests are most
 // likely to share, is overwritten last.
-void drop(PagePool&, Sequence&);
+void drop(PagePool&, CachedSequence&);
 
 }  // namespace attn::paged

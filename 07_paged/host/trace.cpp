@@ -136,7 +136,8 @@ namespace {
 struct Running {
   const Request* request;
   int64_t number;                        // index of the request in the trace
-  std::vector<Sequence> sequences = {};  // samples or beams; without pages in a contiguous cache
+  // samples or beams; without pages in a contiguous cache
+  std::vector<CachedSequence> sequences = {};
   RadixTree::Node* node = nullptr;       // locked
   int64_t generated = 0;
 };
@@ -200,7 +201,7 @@ class Server {
   }
 
   // Frees pages for `count` more tokens; evicts pages that only the tree references.
-  std::optional<Appended> append_tokens(Sequence& s, int64_t count) {
+  std::optional<Appended> append_tokens(CachedSequence& s, int64_t count) {
     try {
       return append(pool_, division_.page_size, s, count);
     } catch (const OutOfPages& e) {
@@ -227,7 +228,7 @@ class Server {
       const RadixTree::Match m = tree_.match("", std::span(tokens).first(tokens.size() - 1));
       const auto there = static_cast<int64_t>(m.pages.size()) * division_.page_size;
       tree_.lock(r.node = m.node);
-      Sequence& s = r.sequences.front();
+      CachedSequence& s = r.sequences.front();
       for (const int page : m.pages) pool_.share(page);
       s = {m.pages, there};
       // Keep a reserve for tokens to come; otherwise a request that has just started is preempted.
@@ -254,7 +255,7 @@ class Server {
   }
   //! [begin]
 
-  Sequence again(const Sequence& s) {
+  CachedSequence again(const CachedSequence& s) {
     if (pages()) return fork(pool_, s);
     result_.copied += s.length;
     return s;
@@ -266,11 +267,11 @@ class Server {
       // One beam is dropped, another one forks.
       const auto beams = r.sequences.size(), from = random_() % beams,
                  to = (from + 1 + random_() % (beams - 1)) % beams;
-      Sequence fresh = again(r.sequences[from]);
+      CachedSequence fresh = again(r.sequences[from]);
       if (pages()) drop(pool_, r.sequences[to]);
       r.sequences[to] = std::move(fresh);
     }
-    for (Sequence& s : r.sequences) {
+    for (CachedSequence& s : r.sequences) {
       if (!pages()) {
         ++s.length;
         continue;
@@ -298,7 +299,7 @@ class Server {
       in_use_ -= r.request->width() * reservation(*r.request);
       return;
     }
-    for (Sequence& s : r.sequences) drop(pool_, s);
+    for (CachedSequence& s : r.sequences) drop(pool_, s);
     tree_.unlock(r.node);
   }
 
@@ -311,7 +312,7 @@ class Server {
     for (const Running& r : running_) {
       sequences_ += double(r.sequences.size());
       if (!pages()) reserved_ += double(r.request->width() * reservation(*r.request));
-      for (const Sequence& s : r.sequences) {
+      for (const CachedSequence& s : r.sequences) {
         logical_ += double(s.length);
         if (!pages()) stored_ += double(s.length);
         for (std::size_t n = 0; n < s.pages.size(); ++n) {

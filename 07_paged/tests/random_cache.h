@@ -49,7 +49,7 @@ class RandomCache {
   using Tokens = std::vector<Token>;
   struct One {
     std::string space;
-    Sequence sequence;
+    CachedSequence sequence;
     Tokens tokens;                    // expected contents
     RadixTree::Node* node = nullptr;  // locked
     Tokens locked = {};               // the prefix that is locked
@@ -103,7 +103,7 @@ class RandomCache {
   }
 
   void write(One& one, std::size_t count, const Tokens* what = nullptr) {
-    const Sequence before = one.sequence;
+    const CachedSequence before = one.sequence;
     Appended to;
     try {
       to = append(pool_, page_size_, one.sequence, static_cast<int64_t>(count));

@@ -38,7 +38,7 @@ TEST_CASE("the cache agrees with a plain model", "[cache]") {
 TEST_CASE("free pages form a FIFO queue", "[cache]") {
   PagePool pool(4);
   CHECK((pool.take() == 0 && pool.take() == 1 && pool.take() == 2));
-  Sequence s{{0, 2}, 8};
+  CachedSequence s{{0, 2}, 8};
   drop(pool, s);  // last page first
   CHECK((pool.take() == 3 && pool.take() == 2));
   CHECK(pool.revive(0));  // its contents are used again
@@ -55,9 +55,9 @@ TEST_CASE("a free page can be neither shared nor released", "[cache]") {
 
 TEST_CASE("appending to a shared page copies it", "[cache]") {
   PagePool pool(4);
-  Sequence a;
+  CachedSequence a;
   CHECK(append(pool, 4, a, 6).slots == std::vector<int64_t>{0, 1, 2, 3, 4, 5});
-  Sequence b = fork(pool, a);
+  CachedSequence b = fork(pool, a);
   CHECK((pool.owners(0) == 2 && pool.owners(1) == 2));
   const Appended first = append(pool, 4, b, 1);
   CHECK(first.copy == PageCopy{1, 2, 2});
@@ -69,14 +69,14 @@ TEST_CASE("appending to a shared page copies it", "[cache]") {
   CHECK((a.length == 7 && a.pages == std::vector<int>{0, 1} && pool.free_pages() == 1));
   // A full page stays shared.
   append(pool, 4, a, 1);
-  Sequence c = fork(pool, a);
+  CachedSequence c = fork(pool, a);
   CHECK_FALSE(append(pool, 4, c, 1).copy);
 }
 
 TEST_CASE("the answers of exercise b are those of the pool", "[cache]") {
   //! [answers]
   PagePool pool(8);
-  std::map<std::string, Sequence> s;
+  std::map<std::string, CachedSequence> s;
   std::map<std::string, int64_t> is;
   const auto add = [&](const char* name, int64_t count) {
     const Appended to = append(pool, 4, s[name], count);
