@@ -241,12 +241,12 @@ HostTensors rotated_in_chunks(const Problem& p, const HostTensors& inputs) {
   HostTensors stored = rotated_in_tile_scales(p, inputs);
   HostTensor& v = stored.at("v") = inputs.at("v");
   const HostTensor means = column_means(v, kChunkKeys);
-  add(v, means, -1);
+  add_elements(v, means, -1);
   const int64_t d = p.head_dim, chunks = chunks_of(p);
   round_to_codes(v, e4m3_codes(v), [=](int64_t head, int64_t row, int64_t c) {
     return (head * chunks + row / kChunkKeys) * d + c;
   });
-  add(v, means);
+  add_elements(v, means);
   return stored;
 }
 

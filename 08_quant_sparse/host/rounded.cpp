@@ -40,9 +40,9 @@ void round_channels(HostTensor& v, int64_t chunk) {
 template <class Round>
 void smooth(HostTensor& t, int64_t tile, Round round) {
   const HostTensor means = column_means(t, tile);
-  add(t, means, -1);
+  add_elements(t, means, -1);
   round(t);
-  add(t, means);
+  add_elements(t, means);
 }
 void smooth_channels(HostTensor& v, int64_t chunk) {
   smooth(v, chunk, [=](HostTensor& t) { round_channels(t, chunk); });
@@ -75,7 +75,7 @@ HostTensor concatenate_columns(const HostTensor& a, const HostTensor& b) {
 HostTensors with_smooth_q(const Problem& p, const HostTensors& inputs, float largest) {
   HostTensors less = inputs;
   const HostTensor means = column_means(less.at("q"), kTileRows);
-  add(less.at("q"), means, -1);
+  add_elements(less.at("q"), means, -1);
   HostTensors stored = smoothed(p, less, largest);
   round_channels(stored.at("v"), p.seqlen_k);
   stored.at("q") = concatenate_columns(stored.at("q"), means);

@@ -18,7 +18,7 @@ HostTensor column_means(const HostTensor& t, int64_t tile) {
   return means;
 }
 
-void add(HostTensor& t, const HostTensor& x, float factor) {
+void add_elements(HostTensor& t, const HostTensor& x, float factor) {
   for (std::size_t i = 0; i < t.data.size(); ++i) t.data[i] += factor * x.data[i];
 }
 

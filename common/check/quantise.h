@@ -56,6 +56,6 @@ void round_to_codes(HostTensor& t, const Codes& codes, GroupOf group_of) {
 HostTensor column_means(const HostTensor& t, int64_t tile);
 
 /// t + factor * x, element by element.
-void add(HostTensor& t, const HostTensor& x, float factor = 1);
+void add_elements(HostTensor& t, const HostTensor& x, float factor = 1);
 
 }  // namespace attn

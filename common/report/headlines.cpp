@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <sstream>
 
 #include "report/table_kinds.h"
 #include "report/table_text.h"
@@ -15,13 +14,6 @@ namespace {
 
 using nlohmann::json;
 namespace fs = std::filesystem;
-
-Words split(const std::string& text, char separator) {
-  Words words;
-  std::istringstream stream(text);
-  for (std::string word; std::getline(stream, word, separator);) words.push_back(word);
-  return words;
-}
 
 // The ratios of one file, from peers.py or third parties.
 struct Ratios {

@@ -338,12 +338,6 @@ struct Compared {
   std::string title, value;
   Words documents;
 };
-Words split(const std::string& text, char at) {
-  Words parts;
-  std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, at);) parts.push_back(part);
-  return parts;
-}
 Compared compared(const std::string& word) {
   const auto equals = word.find('='), colon = word.find(':', equals);
   if (equals == word.npos || colon == word.npos)

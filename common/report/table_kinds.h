@@ -25,6 +25,7 @@ Words chapter_files(const Words& specs);
 /// time or rate from the first of these documents that has it. VALUE: ms, us, or the phase whose
 /// TFLOP/s are meant.
 std::string compare_table(const std::filesystem::path& folder, const Words& specs);
+/// The names of their documents, without duplicates.
 Words compared_files(const Words& specs);
 std::string memory_table(const std::filesystem::path& folder, const Words& names);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <sstream>
 
 #include "report/containers.h"
 #include "report/json_object.h"
@@ -55,6 +56,12 @@ std::string Grid::markdown() const {
   return fmt::format("{}|\n{}\n{}", head, rule, body);
 }
 
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> words;
+  std::istringstream stream(text);
+  for (std::string word; std::getline(stream, word, separator);) words.push_back(word);
+  return words;
+}
 std::string milliseconds(double s) {
   const double ms = s * 1e3;
   if (ms < 0.1) return fmt::format("{:.3g}", ms);

@@ -43,6 +43,8 @@ class Grid {
   std::vector<std::map<std::string, std::string>> rows_;
 };
 
+/// The words between separators: "a,b".
+std::vector<std::string> split(const std::string& text, char separator);
 std::string milliseconds(double s);
 /// TFLOP/s, without the unit.
 std::string rate(double flop_per_s);
