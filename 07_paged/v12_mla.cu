@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   // A team is the row_tiles blocks of one sequence: the same keys, one row tile per block.
   const int team = blockIdx.x / row_tiles, row_tile_id = blockIdx.x % row_tiles;
   for (int piece = gWorkBegin[team]; piece < gWorkBegin[team + 1]; ++piece) {
-    // Work tile: KV tiles [tile, tile + count) of a row block; part `split` of `num_splits`.
+    // Work tile: KV tiles [tile, tile + count) of sequence b; part `split` of `num_splits`.
     const auto [b, tile, count, split, num_splits, first_part] = gWork[piece];
     const int seqlen_k = gSeqused[b], row_block = b * row_tiles + row_tile_id;
     //! [teams]

@@ -11,7 +11,7 @@ namespace attn::plans {
 
 // Work tile: KV tiles [tile, tile + count) among those visible to a row block. If several work
 // tiles split a row block, partial results first_part to first_part + num_parts - 1 of the
-// workspace are theirs, in key order.
+// workspace are theirs, in key order (v6: first_part is the first of their blocks, see line.h).
 //! [work]
 struct WorkTile {
   int row_block, tile, count;

@@ -48,8 +48,8 @@ Feature rotary_feature() {
   return {.name = "rotary",
           .lacking = "rotary embedding",
           .help =
-              "rotary embedding (RoPE) of Q and K: key j has position j, query i "
-              "i + seqlen_k - seqlen_q",
+              "rotary embedding (RoPE) of Q and K: key j is at position j, "
+              "query i at i + seqlen_k - seqlen_q",
           .rows = turn_input<double>,
           .rows_low = turn_input<float>};
 }

@@ -7,6 +7,7 @@
 # FOLDER contains the chapter programs and attn_report (default: build/release/bin). The files stay
 # in OUT (default: a temporary folder): per step the model's, the GPU's, and their comparison.
 set -uo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit; }
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 bin=${1:-$root/build/release/bin}
 out=${2:-$(mktemp -d)}

@@ -7,6 +7,7 @@
 # BIN: folder of the chapter programs and of attn_report (default: build/release/bin). OUT: where
 # the figures go (default: docs/figures).
 set -euo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit; }
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 bin=${1:-$root/build/release/bin}
 out=${2:-$root/docs/figures}
