@@ -1,8 +1,8 @@
 // v6_device_plan: a kernel makes the plan, in closed form.
 //
 // parent    v5_balanced_plan
-// change    All row blocks form one strip, each with its price and its tiles, which is cut at equal
-//           distances. The start of a row block on the strip determines its work tiles and their
+// change    All row blocks form one line, each with its price and its tiles, which is cut at equal
+//           distances. The start of a row block on the line determines its work tiles and their
 //           positions in the list: a prefix sum over the sequences, then divisions. One block plans
 //           for the whole batch before the attention kernel, in the same graph. A block costs at
 //           most one price (kPieceTiles) more than the mean; in v5 the bound is twice that.
@@ -188,7 +188,7 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 // Planning kernel, one block. `together` neighbouring row blocks form a group and are cut at the
-// same tiles; a sequence has `heads` groups. The strip consists of groups and is cut for `blocks`
+// same tiles; a sequence has `heads` groups. The line consists of groups and is cut for `blocks`
 // blocks; row block k of each group is processed by blocks [k * blocks, (k + 1) * blocks). A prefix
 // sum over the costs of the sequences gives the starts; then kLanes lanes per group go through its
 // work tiles. From one work tile to the next the index of the group or of the block increases, so
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kThreads)
                 int* gWorkRange,      // [blocks, 2]: first work tile and end of each block
                 Shape shape, int batch, int heads, int tile_keys, int blocks, int together) {
   auto& sCost = dynamic_shared<int[32]>();  // per warp
-  int* const sStart = sCost + 32;           // [B]: start of each sequence on the strip
+  int* const sStart = sCost + 32;           // [B]: start of each sequence on the line
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const auto cost_of = [&](int b) { return kPieceTiles + tiles_of(shape, gSeqused[b], tile_keys); };
   int total = 0;

@@ -1,4 +1,4 @@
-// The plan of v6 in closed form: the positions of row blocks on a strip, and the work tile of a
+// The plan of v6 in closed form: the positions of row blocks on a line, and the work tile of a
 // block. Shared by the planning kernel and the host.
 #pragma once
 
@@ -8,7 +8,7 @@
 namespace ATTN_BACKEND::paged {
 using namespace attn;
 
-// All row blocks form one strip, each with its price and then its tiles. Block n owns
+// All row blocks form one line, each with its price and then its tiles. Block n owns
 // [n length, (n + 1) length) of it. A cut row block pays its price again in each further block, so
 // a block costs at most length + kPieceTiles. Returns work tile `part` of a row block that begins
 // at `start`; `first_part` is the block that owns its first tile.
