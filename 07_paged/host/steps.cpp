@@ -138,7 +138,7 @@ Step with_variants(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
-constexpr int64_t kMaxPlanned = 1 << 14;  // sequences whose places on the line fit into shared memory
+constexpr int64_t kMaxPlanned = 1 << 14;  // sequences whose starts fit into shared memory
 // Planning is the first phase of the launch; the plan is in a workspace.
 Step device_planned(std::string name, std::string idea, Launch launch) {
   Step step = planned(std::move(name), std::move(idea), launch, plans::line_plan, nullptr);
