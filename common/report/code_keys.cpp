@@ -329,7 +329,8 @@ std::string shell_function(const std::string& text, const std::string& title,
 }
 }  // namespace
 
-std::string CodeKeys::method(const std::string& part, const std::string& chapter) {
+std::string CodeKeys::method(const std::string& part, const std::string& chapter,
+                             const std::string& document) {
   const fs::path common = root_ / "common", scripts = common / "scripts";
   Tokens all;
   if (part == "times" || part == "peers") {
@@ -349,6 +350,9 @@ std::string CodeKeys::method(const std::string& part, const std::string& chapter
           if (member.name == "warmup" || member.name == "repeat") append(all, member.tokens);
     drop_messages(all);
     if (part == "peers") append(all, lex_python(read(scripts / "peers.py")));
+    for (const char* end : {".fa3", ".fp8", ".pages"})
+      if (part == "peers" && document.ends_with(end))
+        append(all, lex_python(read(scripts / "peers_formats.py")));
   } else if (part == "counters" || part == "sanitizer") {
     const bool counters = part == "counters";
     const std::string text = read(scripts / (counters ? "verify_on_gpu.sh" : "gpu_problems.sh"));

@@ -57,8 +57,9 @@ class CodeKeys {
   /// of a row are left out.
   std::string launch(const std::string& chapter, const std::string& step);
   /// For a part of verify_on_gpu.sh: times, peers, counters, sanitizer (with the problems of the
-  /// chapter), calls; "-" for the others.
-  std::string method(const std::string& part, const std::string& chapter);
+  /// chapter), calls; "-" for the others. `document`: a line's name; some peers have a script more.
+  std::string method(const std::string& part, const std::string& chapter,
+                     const std::string& document = {});
 
   /// The problems that gpu_problems.sh lists for a chapter, in order; empty if there is no such
   /// script.

@@ -45,7 +45,8 @@ std::map<std::string, bool> steps_in(const std::string& part, const std::string&
 
 // The keys of steps in the current sources. For steps that were not launched, only the launch code
 // matters.
-json keys_of(CodeKeys& code, const Unit& unit, const std::map<std::string, bool>& steps) {
+json keys_of(CodeKeys& code, const Unit& unit, const std::map<std::string, bool>& steps,
+             const std::string& document = {}) {
   json keys{{"version", kKeyVersion}, {"kernel", json::object()}};
   for (const auto& [step, launched] : steps) {
     if (launched) keys["kernel"][step] = code.kernel(unit.chapter, step);
@@ -53,7 +54,7 @@ json keys_of(CodeKeys& code, const Unit& unit, const std::map<std::string, bool>
   }
   // The calls of libattention are of no step, and depend on its host code alone.
   if ((!steps.empty() && unit.part != kOthers) || unit.part == "calls")
-    keys["method"] = code.method(unit.part, unit.chapter);
+    keys["method"] = code.method(unit.part, unit.chapter, document);
   return keys;
 }
 
@@ -161,7 +162,7 @@ void record(const fs::path& folder, CodeKeys& code, const Unit& unit, const std:
     for (const json& element : document.at(array)) {
       json line = document;
       line[array] = json::array({element});
-      line["keys"] = keys_of(code, unit, steps_in(unit.part, unit.chapter, element, code));
+      line["keys"] = keys_of(code, unit, steps_in(unit.part, unit.chapter, element, code), name);
       line["measured"] = measured;
       if (line.contains("device") && line["device"].contains("cuda_runtime")) {
         const int version = line["device"]["cuda_runtime"];
@@ -249,7 +250,8 @@ void merge(const fs::path& folder, CodeKeys& code, const fs::path& from) {
       const json keys = line.json().value("keys", json::object());
       const json kernels = keys.value("kernel", json::object()),
                  launches = keys.value("launch", json::object());
-      if (keys.value("method", "") != code.method(unit.part, unit.chapter)) return false;
+      if (keys.value("method", "") != code.method(unit.part, unit.chapter, line.name))
+        return false;
       for (const auto& [step, key] : kernels.items())
         if (key != code.kernel(unit.chapter, step)) return false;
       for (const auto& [step, key] : launches.items())

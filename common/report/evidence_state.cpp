@@ -65,8 +65,8 @@ struct State {
     ++lines;
     ours |= keys.contains("method");
     if (keys.contains("method") || unit.part == "calls")
-      differs(keys.value("method", kUnknown), code.method(unit.part, unit.chapter), method_changed,
-              method_unknown);
+      differs(keys.value("method", kUnknown), code.method(unit.part, unit.chapter, name),
+              method_changed, method_unknown);
     const std::string options = line.value("options", kUnknown);
     const auto& listed = code.problems(unit.chapter);
     if (options != kUnknown && !listed.empty() &&

@@ -108,6 +108,19 @@ TEST_CASE("the method of the sanitizer knows the problems of its chapter alone",
   CHECK(changed("seqlen 8", "seqlen 7") == "1--");
   CHECK(changed("seqlen 9", "seqlen 7") == "-23");
   CHECK(changed("|03_third/*", "") == "-23");
+
+  // Some files of peers have a script more.
+  const std::vector<std::string> documents = {"", "peers.01_first", "peers.01_first.fp8",
+                                              "peers.01_first.pages", "peers.01_first.fa3"};
+  std::vector<std::string> methods;
+  for (const char* line : {"page = 16\n", "page = 32\n"}) {
+    p.write("common/scripts/peers_formats.py", line);
+    CodeKeys code(p.root);
+    for (const std::string& document : documents)
+      methods.push_back(code.method("peers", "01_first", document));
+  }
+  for (const std::size_t n : {0, 1}) CHECK(methods[n] == methods[n + 5]);
+  for (const std::size_t n : {2, 3, 4}) CHECK(methods[n] != methods[n + 5]);
   CHECK(changed("case $1/$2 in", "case $2/$1 in") == "123");
 }
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the kernels of FlashAttention-3 that peers.py times, as the package flash_attn_interface.
+# Builds the kernels of FlashAttention-3 that peers.py and peers_formats.py time, as the package
+# flash_attn_interface.
 #
 #   common/scripts/flash_attention_3.sh CHECKOUT OUT
 #   common/scripts/flash_attention_3.sh ~/flash-attention ~/fa3
@@ -7,7 +8,8 @@
 #
 # CHECKOUT: a clone of github.com/Dao-AILab/flash-attention with its submodule csrc/cutlass. OUT: a
 # folder; objects that it has are not compiled again. Only some kernels are compiled, which takes
-# minutes: bf16, head dims 64, 128 and 256, forward and backward, equal lengths in a batch.
+# minutes: head dims 64, 128 and 256, forward and backward in bf16, forward in e4m3; for decoding
+# head dim 128 in bf16, contiguous and in pages.
 #
 # Needs nvcc, g++ and a python3 with PyTorch 2.9 or newer; only the last step needs PyTorch, so the
 # kernels in OUT/obj may be compiled on another machine. Exit status: 0, 1 if something cannot be
@@ -29,13 +31,16 @@ source=$1/hopper cutlass=$1/csrc/cutlass/include out=$2
 mkdir -p "$out/obj" "$out/flash_attn_3" || die 2 "$out: cannot be written"
 
 options=(-std=c++17 -DNDEBUG "-I$cutlass" "-I$source")
-for feature in PAGEDKV SPLIT APPENDKV PACKGQA LOCAL SOFTCAP VARLEN FP8 FP16 HDIM96 HDIM192 \
-  HDIMDIFF64 HDIMDIFF192 SM8x; do
+for feature in APPENDKV LOCAL SOFTCAP FP16 HDIM96 HDIM192 HDIMDIFF64 HDIMDIFF192 SM8x; do
   options+=("-DFLASHATTENTION_DISABLE_$feature")
 done
-kernels=(flash_prepare_scheduler)
+kernels=(flash_prepare_scheduler flash_fwd_combine)
 for d in 64 128 256; do
-  for pass in fwd bwd; do kernels+=("instantiations/flash_${pass}_hdim${d}_bf16_sm90"); done
+  kernels+=("instantiations/flash_bwd_hdim${d}_bf16_sm90")
+  for type in bf16 e4m3; do kernels+=("instantiations/flash_fwd_hdim${d}_${type}_sm90"); done
+done
+for how in packgqa split paged paged_split; do
+  kernels+=("instantiations/flash_fwd_hdim128_bf16_${how}_sm90")
 done
 objects=()
 for kernel in "${kernels[@]}"; do
@@ -64,13 +69,16 @@ cuda=$(dirname "$(dirname "$(command -v nvcc)")")
 g++ -O3 -fPIC -shared -w -DUSE_CUDA -DPy_LIMITED_API=0x03090000 \
   -DTORCH_TARGET_VERSION=0x0209000000000000 "${options[@]}" $paths "-I$cuda/include" \
   "$source/flash_api_stable.cpp" "${objects[@]}" "-L$cuda/lib64" -lc10 -lc10_cuda -ltorch \
-  -ltorch_cpu -ltorch_cuda -lcudart -o "$out/flash_attn_3/_C.so" ||
+  -ltorch_cpu -ltorch_cuda -lcudart -Wl,-z,lazy \
+  -o "$out/flash_attn_3/_C.so" ||
   die 1 "flash_api_stable.cpp: not built"
 
 release=$(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
 version=3.0.0+g$(git -C "$1" rev-parse --short=7 HEAD).cuda$release
 cp "$source/flash_attn_interface.py" "$out"
-: >"$out/flash_attn_3/__init__.py"
+# Kernels that were not compiled are missing only when they are called.
+printf 'import os\nimport sys\nsys.setdlopenflags(os.RTLD_LAZY | os.RTLD_GLOBAL)\n' \
+  >"$out/flash_attn_3/__init__.py"
 rm -rf "$out"/flash_attn_3-*.dist-info
 mkdir "$out/flash_attn_3-$version.dist-info"
 printf 'Metadata-Version: 2.1\nName: flash-attn-3\nVersion: %s\n' "$version" \

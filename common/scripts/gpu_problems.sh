@@ -405,6 +405,7 @@ profiled_problem() {  # CHAPTER STEP
 }
 
 # ---- peers: a name for the file, then options of peers.py; and the problem list of each --------
+# .fa3, .fp8 and .pages: of peers_formats.py.
 peers_of() {
   case $1 in
     01_naive) echo "peers.$1 --steps v12_cp_async,v13_cublas --backends math,flash,cudnn" ;;
@@ -422,18 +423,26 @@ peers_of() {
     05_flash_decoding)
       echo "peers.$1 --operation decode" \
         "--steps v10_vectorised_combine,v13_even_splits,v14_unified_max" \
-        "--backends cudnn,flash --repeat 5" ;;
+        "--backends cudnn,flash --repeat 5"
+      echo "peers.$1.fa3 --operation decode --steps v13_even_splits --backends fa3 --repeat 5" ;;
     06_flash_v3_hopper)
       echo "peers.$1.forward --steps v14_tuned --backends fa3,cudnn --repeat 5"
       echo "peers.$1.gqa_fp16 --steps v14_tuned --backends cudnn,flash --repeat 5"
       echo "peers.$1.backward --operation backward" \
         "--steps b7_dependent_launches,b10_deterministic --backends fa3,cudnn --repeat 5"
       echo "peers.$1.backward_d256 --operation backward" \
-        "--steps b16_issue_order,b11_deterministic_cluster --backends fa3,cudnn --repeat 5" ;;
+        "--steps b16_issue_order,b11_deterministic_cluster --backends fa3,cudnn --repeat 5"
+      echo "peers.$1.fp8 --dtype e4m3 --steps f1_fp8,f6_smooth_v_chunks" \
+        "--backends fa3_e4m3,fa3_e4m3_casts,fa3,cudnn --repeat 5" ;;
     07_paged)  # on contiguous K and V, which is as good as pages can be
       echo "peers.$1 --operation decode" \
         "--steps v2_page_table,v5_balanced_plan,v14_cross_work_tile" \
-        "--backends cudnn,flash --repeat 5" ;;
+        "--backends cudnn,flash --repeat 5"
+      echo "peers.$1.pages --operation decode --steps v5_balanced_plan --backends fa3_pages" \
+        "--repeat 5" ;;
+    08_quant_sparse)
+      echo "peers.$1.fp8 --dtype e4m3 --steps q8_tuned" \
+        "--backends sage_per_warp,fa3_e4m3_casts,cudnn --repeat 5" ;;
   esac
 }
 peer_problems() {  # FILE, as peers_of calls it
@@ -454,7 +463,7 @@ peer_problems() {  # FILE, as peers_of calls it
           done
         done
       done ;;
-    peers.05_flash_decoding)
+    peers.05_flash_decoding*)
       for n in 1024 8192 65536 262144; do cache 1 $n 32 8; done
       cache 16 1024 32 8
       cache 16 8192 32 8
@@ -468,7 +477,7 @@ peer_problems() {  # FILE, as peers_of calls it
       cache 1 1024 32 4
       cache 1 8192 32 4
       cache 16 8192 32 4 ;;
-    peers.07_paged)
+    peers.07_paged*)
       for n in 1024 8192 65536; do cache 1 $n 32 8; done
       cache 16 1024 32 8
       cache 16 8192 32 8
@@ -484,6 +493,18 @@ peer_problems() {  # FILE, as peers_of calls it
         for n in 1024 4096 16384; do
           echo "--batch $((16384 / n)) --heads 32 --kv-heads 8 --head-dim 128 --seqlen $n $mask"
           echo "$(tokens 128 $n) $mask --dtype fp16"
+        done
+      done ;;
+    peers.06_flash_v3_hopper.fp8)
+      for d in 64 128 256; do
+        for mask in "" --causal; do
+          for n in 512 2048 16384; do echo "$(tokens $d $n) $mask"; done
+        done
+      done ;;
+    peers.08_quant_sparse.fp8)
+      for d in 64 128; do
+        for mask in "" --causal; do
+          for n in 1024 4096 16384; do echo "$(tokens $d $n) $mask"; done
         done
       done ;;
     peers.06_flash_v3_hopper.backward)

@@ -246,7 +246,7 @@ times_of() {
 }
 
 peers_of_chapter() {
-  local name options problem status=0 known
+  local name options problem status=0 known script
   peers_of "$1" >"$work/peers"
   [ -s "$work/peers" ] || { echo "$1: gpu_problems.sh has no peers for it"; return 1; }
   while read -r name options; do
@@ -257,6 +257,15 @@ peers_of_chapter() {
       mv "$work/again" "$work/problems"
     fi
     [ -s "$work/problems" ] || { echo "$name: current, not measured again"; continue; }
+    case $name in
+      *.fa3|*.fp8|*.pages) script=peers_formats.py ;;
+      *) script=peers.py ;;
+    esac
+    case $options in
+      *sage*)
+        python3 -c 'import torch, sageattention' 2>"$work/errors" ||
+          { echo "$name: $(tail -n 1 "$work/errors"): not measured"; status=1; continue; } ;;
+    esac
     case $options in
       *fa3*)
         python3 -c 'import torch, flash_attn_interface' 2>"$work/errors" ||
@@ -267,7 +276,7 @@ peers_of_chapter() {
     sed "s/^$options //" "$work/problems" >"$work/list"
     begins
     # shellcheck disable=SC2086
-    python3 common/scripts/peers.py --program "$bin/$1" $options --problems "$work/list" \
+    python3 "common/scripts/$script" --program "$bin/$1" $options --problems "$work/list" \
       --out "$work/peers.json" </dev/null || status=1
     record peers "$1" "$name" "$work/peers.json" "${known[@]}" || status=1
     rm -f "$work/peers.json"

@@ -32,10 +32,11 @@ BREAKS=bwd_hdim128 run 1 "flash_bwd_hdim128_bf16_sm90: not compiled"
 [[ ! -f $out/obj/flash_bwd_hdim128_bf16_sm90.o ]] || { echo "a broken object was kept"; exit 1; }
 LACKS=torch run 1 "python3 has no PyTorch"
 compiled() { grep -c '^nvcc .* -c ' "$work/calls" || true; }
-[[ $(compiled) == 3 ]] || { echo "compiled $(compiled) objects; 3 were missing"; exit 1; }
+[[ $(compiled) == 10 ]] || { echo "compiled $(compiled) objects; 10 were missing"; exit 1; }
 run 0 "flash-attn-3 3.0.0+g0123456.cuda13.0 in $out"
 [[ $(compiled) == 0 ]] || { echo "objects were built again"; exit 1; }
-binding='^g++ .*-DFLASHATTENTION_DISABLE_SPLIT .*-I/torch .*flash_bwd_hdim256_bf16_sm90.o'
+binding='^g++ .*-DFLASHATTENTION_DISABLE_APPENDKV .*-I/torch .*flash_fwd_hdim128_bf16_paged_split_sm90.o'
 grep -q "$binding" "$work/calls" || { cat "$work/calls"; exit 1; }
 [[ -f $out/flash_attn_3/_C.so && -f $out/flash_attn_interface.py &&
+  $(<"$out/flash_attn_3/__init__.py") == *RTLD_LAZY* &&
   $(<"$out"/flash_attn_3-*/METADATA) == *"Version: 3.0.0+g0123456.cuda13.0"* ]]

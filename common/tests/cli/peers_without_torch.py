@@ -1,4 +1,4 @@
-"""peers.py: problem lists and ratios, with a stand-in for PyTorch. Arguments: peers.py, an empty folder."""
+"""peers.py and peers_formats.py with a stand-in for PyTorch. Arguments: peers.py, an empty folder."""
 import argparse
 import importlib.util
 import io
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import types
+import weakref
 from contextlib import redirect_stderr, redirect_stdout
 
 script, folder = sys.argv[1:3]
@@ -387,7 +388,16 @@ module("flashinfer", BatchPrefillWithRaggedKVCacheWrapper=Wrapper, __version__="
 module("sageattention", sageattn=attention_of(), __version__="2.2")
 sys.modules["torch"].int32 = 0
 sys.modules["torch"].arange = lambda n, **_: Range(n)
-sys.modules["torch"].randn = lambda shape, **_: Tensor(shape)
+made = itertools.count()
+
+
+def randn(shape, **_):
+    """A tensor that differs from all others."""
+    new, first = Tensor(shape), 10000 * next(made)
+    return Tensor(shape, [first + number for number in new.numbers])
+
+
+sys.modules["torch"].randn = randn
 
 
 def peer_of(name, *words):
@@ -500,6 +510,73 @@ def refuse(q):
 sys.modules["sageattention"].sageattn = attention_of(result=refuse)
 assert status_of("sageattention", 0.0, "--seqlen 3") == (
     0, "  sageattention: outputs were not compared: AssertionError\n")
+
+# peers_formats.py: the step gets bf16 tensors and quantises them; casts inside or outside the timing.
+sys.modules["peers"] = peers
+sys.modules["torch"].float8_e4m3fn = "e4m3"
+spec = importlib.util.spec_from_file_location(
+    "peers_formats", os.path.join(os.path.dirname(script), "peers_formats.py"))
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+casts = []
+Tensor.to = lambda self, dtype: casts.append(dtype) or self
+sys.modules["flash_attn_interface"].flash_attn_func = attention_of(result=with_lse)
+sys.modules["sageattention"].sageattn_qk_int8_pv_fp8_cuda_sm90 = attention_of()
+for name, before, inside in (("fa3_e4m3", 3, 0), ("fa3_e4m3_casts", 0, 3), ("sage_per_warp", 0, 0)):
+    peer, p = peer_of(name, "--seqlen 3 --causal")
+    p.dtype = "e4m3"
+    casts.clear()
+    call = peer.call(name)
+    assert casts == ["e4m3"] * before, (name, casts)
+    out = peers.BACKENDS[name].outputs(p, call())
+    assert casts == ["e4m3"] * (before + inside) and out == [peer.q], (name, casts)
+    if name == "sage_per_warp":
+        assert taken[0][:3] == (peer.q, peer.k, peer.v)
+        assert taken[0][3] == {"tensor_layout": "HND", "is_causal": True,
+                               "qk_quant_gran": "per_warp", "pv_accum_dtype": "fp32+fp32"}
+    else:
+        assert taken[0][1] == peer.k.transpose(1, 2) and taken[0][3] == {"causal": True}
+p.program_operation = "forward"
+assert "--dtype e4m3" in " ".join(peers.program_options(p))
+assert peers.DTYPES["e4m3"] == peers.DTYPES["bf16"]
+
+
+# Pages in another order: the table leads back to each page.
+class Numbered(list):
+    def argsort(self):
+        return Numbered(sorted(range(len(self)), key=self.__getitem__))
+
+    def reshape(self, batch, _):
+        n = len(self) // batch
+        return Numbered(self[i * n:(i + 1) * n] for i in range(batch))
+
+    def int(self):
+        return self
+
+
+Tensor.__getitem__ = lambda self, order: [self.items_of(i) for i in order]
+Tensor.items_of = lambda self, i: self.numbers[i * (n := len(self.numbers) // self.shape[0]):][:n]
+sys.modules["torch"].randperm = lambda n, device: Numbered([3, 0, 1, 2])
+sys.modules["torch"].full = lambda shape, value, **_: [value] * shape[0]
+peer, out = result_of("fa3_pages", "--operation decode --seqlen-k 32")
+q, k, v, options = taken[0]
+assert options == {"cache_seqlens": [32, 32], "page_table": [[1, 2], [3, 0]]} and out == [peer.q]
+for pool, own in ((k, peer.k), (v, peer.v)):
+    gathered = [pool[page] for pages in options["page_table"] for page in pages]
+    assert sum(gathered, []) == own.transpose(1, 2).numbers
+# A graph keeps what it reads: here a copy of Q, to which only the call refers.
+sys.modules["flash_attn_interface"].flash_attn_with_kvcache = attention_of(
+    result=lambda q: Tensor(q.shape, q.numbers))
+peer, p = peer_of("fa3_pages", "--operation decode --seqlen-k 32")
+replay = peer.call("fa3_pages graph")
+assert taken[0][0] is not peer.q and replay() == taken[0][0]
+copy = weakref.ref(taken[0][0])
+taken.clear()
+assert copy() is not None
+try:
+    result_of("fa3_pages", "--operation decode --seqlen-k 33")
+    raise SystemExit("a partial page was accepted")
+except ValueError as error:
+    assert str(error) == "--seqlen-k 33: must be a multiple of 16 here"
 
 # Versions, and backends that cannot do what is asked.
 both = problems("--seqlen 3\n--operation softmax\n")

@@ -51,6 +51,9 @@ lines counters 05_flash_decoding 05_flash_decoding.v13_even_splits v13_even_spli
 peers=$(of_list peers_of 05_flash_decoding)
 first=$(of_list peer_problems peers.05_flash_decoding | sed -n 1p)
 lines peers 05_flash_decoding peers.05_flash_decoding v13_even_splits "${peers#* } $first"
+peers=$(of_list peers_of 07_paged | grep pages)
+first=$(of_list peer_problems peers.07_paged.pages | sed -n 1p)
+lines peers 07_paged peers.07_paged.pages v5_balanced_plan "${peers#* } $first"
 
 echo "host times of calls" >"$reports/calls.common.txt"
 "$report" evidence finish --root "$root" "$reports" calls common passed 1 calls.common.txt \
@@ -124,6 +127,8 @@ noticed "$method" "how many launches warm up" /common/run/options.h \
   's/warmup = [0-9]+/warmup = 1/'
 noticed '^peers 05_flash_decoding.*: the way of measuring has changed since' "peers.py" peers.py \
   's/2 \* busy/busy/'
+noticed '^peers 07_paged.*: the way of measuring has changed since' "peers_formats.py" \
+  peers_formats.py 's/PAGE = 16/PAGE = 32/'
 noticed '^counters 05_flash_decoding.*: the way of measuring has changed since' \
   "the flags of ncu" verify_on_gpu.sh 's/--clock-control none/--clock-control base/'
 noticed '^calls common.*: the way of measuring has changed since' "the host code of a call" \
