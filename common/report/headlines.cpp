@@ -46,7 +46,13 @@ Ratios read_ratios(const fs::path& folder, const std::string& name) {
               {"cudnn", "cuDNN, called"},
               {"cudnn graph", "cuDNN, as a graph"},
               {"flex", "FlexAttention (PyTorch), called"},
-              {"fa3", "FlashAttention-3, called"}};
+              {"fa3", "FlashAttention-3, called"},
+              {"fa3 graph", "FlashAttention-3, as a graph"},
+              {"fa3_pages", "FlashAttention-3 on pages, called"},
+              {"fa3_pages graph", "FlashAttention-3 on pages, as a graph"},
+              {"fa3_e4m3", "FlashAttention-3 in e4m3, cast before"},
+              {"fa3_e4m3_casts", "FlashAttention-3 in e4m3, with casts"},
+              {"sage_per_warp", "SageAttention2, per warp"}};
   r.problems = j.at("problems").size();
   for (const json& p : j.at("problems"))
     for (const json& ratio : p.value("ratios", json::array()))
@@ -62,7 +68,7 @@ double geometric_mean(const std::vector<double>& values) {
 }
 
 // Parses "Decode=peers.05_flash_decoding:v13_even_splits:cudnn,cudnn_graph"; underscores stand for
-// blanks.
+// blanks, in the label and before "graph".
 struct Spec {
   std::string label, file, step;
   Words peers;
@@ -108,7 +114,8 @@ std::string headline_table(const fs::path& folder, const Words& specs) {
         std::min_element(step->second.begin(), step->second.end(), weaker)->first;
     bool named = false;
     for (std::string peer : s.peers) {
-      if (!step->second.contains(peer)) std::ranges::replace(peer, '_', ' ');
+      if (!step->second.contains(peer) && peer.ends_with("_graph"))
+        peer[peer.rfind('_')] = ' ';
       const auto found = step->second.find(peer);
       if (found == step->second.end())
         throw InputError(

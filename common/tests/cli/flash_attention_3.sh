@@ -35,7 +35,7 @@ compiled() { grep -c '^nvcc .* -c ' "$work/calls" || true; }
 [[ $(compiled) == 10 ]] || { echo "compiled $(compiled) objects; 10 were missing"; exit 1; }
 run 0 "flash-attn-3 3.0.0+g0123456.cuda13.0 in $out"
 [[ $(compiled) == 0 ]] || { echo "objects were built again"; exit 1; }
-binding='^g++ .*-DFLASHATTENTION_DISABLE_APPENDKV .*-I/torch .*flash_fwd_hdim128_bf16_paged_split_sm90.o'
+binding='^g++ .*_DISABLE_APPENDKV .*-I/torch .*flash_fwd_hdim128_bf16_paged_split_sm90.o'
 grep -q "$binding" "$work/calls" || { cat "$work/calls"; exit 1; }
 [[ -f $out/flash_attn_3/_C.so && -f $out/flash_attn_interface.py &&
   $(<"$out/flash_attn_3/__init__.py") == *RTLD_LAZY* &&

@@ -1,4 +1,4 @@
-"""peers.py and peers_formats.py with a stand-in for PyTorch. Arguments: peers.py, an empty folder."""
+"""peers.py and peers_formats.py with a stand-in for PyTorch. Arguments: peers.py, empty folder."""
 import argparse
 import importlib.util
 import io
@@ -511,7 +511,7 @@ sys.modules["sageattention"].sageattn = attention_of(result=refuse)
 assert status_of("sageattention", 0.0, "--seqlen 3") == (
     0, "  sageattention: outputs were not compared: AssertionError\n")
 
-# peers_formats.py: the step gets bf16 tensors and quantises them; casts inside or outside the timing.
+# peers_formats.py: the step gets bf16 tensors and quantises them; casts are timed or not.
 sys.modules["peers"] = peers
 sys.modules["torch"].float8_e4m3fn = "e4m3"
 spec = importlib.util.spec_from_file_location(

@@ -48,7 +48,7 @@ lines times 07_paged 07_paged.decode_b16_n8192 v5_balanced_plan \
 of_list() { (. "$root/common/scripts/gpu_problems.sh" && "$@"); }
 lines counters 05_flash_decoding 05_flash_decoding.v13_even_splits v13_even_splits \
   "$(of_list profiled_problem 05_flash_decoding v13_even_splits)"
-peers=$(of_list peers_of 05_flash_decoding)
+peers=$(of_list peers_of 05_flash_decoding | sed -n 1p)
 first=$(of_list peer_problems peers.05_flash_decoding | sed -n 1p)
 lines peers 05_flash_decoding peers.05_flash_decoding v13_even_splits "${peers#* } $first"
 peers=$(of_list peers_of 07_paged | grep pages)
