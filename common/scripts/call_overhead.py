@@ -40,8 +40,10 @@ def median_us(call):
 
 def from_cpp(bench):
     """Median host time per call, in us, of each benchmark."""
-    text = subprocess.run([bench, "--benchmark_format=json"], check=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL, text=True).stdout
+    # In random order, so that a busy host slows attn_run and the step's launch alike.
+    text = subprocess.run([bench, "--benchmark_format=json",
+                           "--benchmark_enable_random_interleaving=true"], check=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
     return {run["run_name"].partition("/iterations")[0]: run["real_time"]
             for run in json.loads(text)["benchmarks"] if run.get("aggregate_name") == "median"}
 
