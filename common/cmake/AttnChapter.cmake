@@ -347,16 +347,22 @@ function(attn_add_sweep chapter name architecture)
   endif()
   set(objects)
   if("KERNELS" IN_LIST ARGN)
-    set(objects $<TARGET_OBJECTS:${chapter}_gpu>)
-    if(TARGET ${chapter}_hopper_gpu)
-      list(APPEND objects $<TARGET_OBJECTS:${chapter}_hopper_gpu>)
-    endif()
+    foreach(kernels gpu hopper_gpu linked_gpu)
+      if(TARGET ${chapter}_${kernels})
+        list(APPEND objects $<TARGET_OBJECTS:${chapter}_${kernels}>)
+      endif()
+    endforeach()
   endif()
   add_executable(${name}_${chapter} EXCLUDE_FROM_ALL host/${name}.cu ${objects})
   set_target_properties(${name}_${chapter} PROPERTIES CUDA_ARCHITECTURES ${architecture})
   target_compile_options(${name}_${chapter}
     PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-ftz=true --expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall>)
+  target_include_directories(${name}_${chapter} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   target_link_libraries(${name}_${chapter} PRIVATE attn)
+  add_test(NAME "sweep: ${name}_${chapter} can be built"
+    COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target ${name}_${chapter})
+  set_tests_properties("sweep: ${name}_${chapter} can be built" PROPERTIES
+    LABELS cpu RESOURCE_LOCK build TIMEOUT 900)
 endfunction()
 
 # attn_diff_budget(<chapter> <step> <lines> <reason>): allows a step to differ from its parent in
