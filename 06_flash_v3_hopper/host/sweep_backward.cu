@@ -1,5 +1,5 @@
-// sweep_backward_06_flash_v3_hopper: times the kernels of b7_dependent_launches with other pipelines
-// and register counts. Its tiles are fixed: 64 keys and 64 x 64 elements of dQ per warpgroup.
+// sweep_backward_06_flash_v3_hopper: times b7_dependent_launches with other pipelines and register
+// counts. Tiles are fixed: a warpgroup has 64 keys, and 64 x 64 elements of dQ.
 //
 //     sweep_backward_06_flash_v3_hopper [--head-dim D] [--causal] [--repeat R]
 //
