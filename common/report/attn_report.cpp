@@ -25,6 +25,7 @@
 #include "report/result_file.h"
 #include "report/roofline_svg.h"
 #include "report/summary.h"
+#include "report/prose_figures.h"
 #include "report/tables.h"
 #include "report/timeline.h"
 #include "report/timeline_svg.h"
@@ -338,6 +339,12 @@ int run(int argc, const char* const* argv) {
   tables_command->add_option("PAGE", pages, "Markdown pages")->required();
   tables_command->add_option("--reports", reports, "folder, as docs/reports/h200")->required();
   tables_command->add_flag("--check", check_only, "change nothing; exit 1 if a page differs");
+  CLI::App* prose_command = app.add_subcommand(
+      "prose", "compares figures in the text of pages with the reports; exit 1 if one differs");
+  std::string list, pages_root = ".";
+  prose_command->add_option("LIST", list, "passages by page (prose_figures.h)")->required();
+  prose_command->add_option("--reports", reports, "folder, as docs/reports/h200")->required();
+  prose_command->add_option("--root", pages_root, "what names of pages are relative to");
   std::string results, counters, output;
   ImportOptions import_options;
   CLI::App* import_command =
@@ -463,6 +470,12 @@ int run(int argc, const char* const* argv) {
     if (!file->empty()) *file = named_document(*file, step);
   if (*summary_command) fmt::print("{}", summary_text(read_all(files)));
   if (*tables_command) return tables(pages, reports, check_only);
+  if (*prose_command) {
+    const ProseFigures prose = check_prose(list, pages_root, reports);
+    for (const std::string& line : prose.missing) fmt::print("{}\n", line);
+    fmt::print("{} passages, {} missing\n", prose.passages, prose.missing.size());
+    return prose.missing.empty() ? 0 : 1;
+  }
   if (*import_command) write_text(output, import_profile(results, counters, import_options));
   if (*diff_command) return diff(a, b, step_a, step_b, force);
   if (*which_command) fmt::print("{}", which(which_arguments));
