@@ -3,9 +3,10 @@
 //
 //     sweep_backward_06_flash_v3_hopper [--head-dim D] [--causal] [--repeat R]
 //
-// Columns: stages of Q and dO, buffers of K and V, dS by mbarrier (early), one loop body, registers
-// of a consumer thread. Times include all three kernels; the rest is in attn/sweep.h.
-#define b7_dependent_launches b7_sweep  // the chapter's own is another instantiation
+// Columns: stages of Q and of dO; buffers of K and V; early: dS is handed over by an mbarrier;
+// body: one loop body for masked and unmasked tiles; registers of a consumer thread. Times include
+// all three kernels; the rest is in attn/sweep.h.
+#define b7_dependent_launches b7_sweep  // the chapter's own instantiation keeps this name
 #include "b7_dependent_launches.cu"
 #undef b7_dependent_launches
 
@@ -29,7 +30,7 @@ attn::sweep::Row row() {
   return {kHeadDim, text, launch<__nv_bfloat16, T>,
           reinterpret_cast<const void*>(&attention_backward_kernel<__nv_bfloat16, T>)};
 }
-// By head dim first b7's own. Tuning: B_r, stages, buffers, early arrival, one body.
+// The first row of each head dim is b7's. Tuning: B_r, stages, buffers, early arrival, one body.
 const std::vector<attn::sweep::Row> kRows{
     row<64, Tuning{128, 2, 2, true, true}>(),
     row<64, Tuning{128, 2, 2, true, true}, 240>(),

@@ -53,6 +53,8 @@ Ratios read_ratios(const fs::path& folder, const std::string& name) {
               {"fa3_e4m3", "FlashAttention-3 in e4m3, cast before"},
               {"fa3_e4m3_casts", "FlashAttention-3 in e4m3, with casts"},
               {"sage_per_warp", "SageAttention2, per warp"}};
+  if (j.at("problems").at(0).at("problem").value("dtype", "") == "e4m3")  // of the steps
+    r.titles["fa3"] = "FlashAttention-3 in bf16", r.titles["cudnn"] = "cuDNN in bf16";
   r.problems = j.at("problems").size();
   for (const json& p : j.at("problems"))
     for (const json& ratio : p.value("ratios", json::array()))

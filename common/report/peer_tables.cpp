@@ -34,6 +34,19 @@ std::string operation_of(const json& problem) {
   return problem.value("operation", std::string("forward"));
 }
 std::string name_of(const json& j) { return j.at("name").get<std::string>(); }
+// What a peer is called above a column: where steps take e4m3, with its own type.
+std::string title_of(const json& problem, const std::string& peer) {
+  static const std::map<std::string, std::string> titles = {
+      {"fa3_e4m3", "FA3 e4m3, cast before"},
+      {"fa3_e4m3_casts", "FA3 e4m3, with casts"},
+      {"fa3", "FA3 bf16"},
+      {"cudnn", "cuDNN bf16"},
+      {"sage_per_warp", "SageAttention2 per warp"}};
+  const auto title = titles.find(peer);
+  return problem.at("problem").value("dtype", "") == "e4m3" && title != titles.end()
+             ? title->second
+             : peer;
+}
 
 std::string versions(const json& j) {
   std::string text = fmt::format("{}, PyTorch {}, cuDNN {}", j.at("gpu").get<std::string>(),
@@ -164,7 +177,7 @@ std::string ratios_table(const fs::path& folder, const Words& words) {
         }
         for (const json& peer : p.at("peers"))  // includes peers without a ratio, to show that
           if (wanted(peers, name_of(peer)))
-            grid.add_column(name_of(peer), fmt::format("x {}", name_of(peer)));
+            grid.add_column(name_of(peer), "x " + title_of(p, name_of(peer)));
         for (const json& r : p.value("ratios", json::array())) {
           const auto peer = r.at("peer").get<std::string>();
           if (r.at("step") != step || !wanted(peers, peer)) continue;

@@ -143,6 +143,9 @@ TEST_CASE("a headline has mean, least, most and points, and names the strongest 
   has_line(text,
            "| Forward | `v7` | FlashAttention-3 | 1.10 | 1.00 to 1.21 | 2 | NVIDIA H100 | "
            "others, 2026-11-26 |");
+  for (json& one : p["problems"]) one["problem"]["dtype"] = "e4m3";
+  reports.write("peers.09_x8", p);
+  has(reports.table("headline FP8=peers.09_x8:v7:cudnn,cudnn_graph"), "| cuDNN in bf16 | 1.00 |");
   has(reports.refusal("headline Decode=peers.09_x:v7:cudnn,flash"),
       "leaves out the strongest peer of v7: cudnn graph");
   has(reports.refusal("headline Decode=peers.09_x:v8:cudnn"), "has no ratio of v8");
@@ -339,6 +342,14 @@ TEST_CASE("a table of ratios: rate, median and quartiles of each peer, - where t
   const std::string all = reports.table("ratios p peers=flash");
   has_line(all, "| problem | step | TFLOP/s | x flash |");
   has_line(all, "| B=1 Hq=16 Hkv=16 N=1024 d=128 bf16 | `v4` | 100.0 | 0.40 (0.39 .. 0.41) |");
+  json eight = p;  // steps that take e4m3: a library's own type above its column
+  for (json& x : eight["problems"]) {
+    x["problem"]["dtype"] = "e4m3";
+    for (json& peer : x["peers"]) peer["name"] = peer["name"] == "flash" ? "fa3" : peer["name"];
+  }
+  reports.write("p8", eight);
+  has_line(reports.table("ratios p8 step=v7"),
+           "| problem | TFLOP/s | x FA3 bf16 | x 01_naive:v5_cublas |");
   has(reports.refusal("ratios p step=v9"), "has no such ratio");
   has(reports.refusal("ratios p steps=v7"),
       "steps=v7: must be a file, step=NAME, peers=NAME,NAME or over=STEP");

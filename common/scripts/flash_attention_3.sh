@@ -7,9 +7,9 @@
 #   PYTHONPATH=~/fa3 common/scripts/verify_on_gpu.sh peers 06_flash_v3_hopper
 #
 # CHECKOUT: a clone of github.com/Dao-AILab/flash-attention with its submodule csrc/cutlass. OUT: a
-# folder; objects that it has are not compiled again. Only some kernels are compiled, which takes
-# minutes: head dims 64, 128 and 256, forward and backward in bf16, forward in e4m3; for decoding
-# head dim 128 in bf16, contiguous and in pages.
+# folder; objects that it has are reused, so take a new one for every commit. Only some kernels are
+# compiled, about a minute each on one core: head dims 64, 128 and 256, forward and backward in
+# bf16, forward in e4m3; for decoding head dim 128 in bf16, contiguous and in pages.
 #
 # Needs nvcc, g++ and a python3 with PyTorch 2.9 or newer; only the last step needs PyTorch, so the
 # kernels in OUT/obj may be compiled on another machine. Exit status: 0, 1 if something cannot be
@@ -76,7 +76,7 @@ g++ -O3 -fPIC -shared -w -DUSE_CUDA -DPy_LIMITED_API=0x03090000 \
 release=$(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
 version=3.0.0+g$(git -C "$1" rev-parse --short=7 HEAD).cuda$release
 cp "$source/flash_attn_interface.py" "$out"
-# Kernels that were not compiled are missing only when they are called.
+# Lazy binding: a kernel that was not compiled fails only when it is called.
 printf 'import os\nimport sys\nsys.setdlopenflags(os.RTLD_LAZY | os.RTLD_GLOBAL)\n' \
   >"$out/flash_attn_3/__init__.py"
 rm -rf "$out"/flash_attn_3-*.dist-info
