@@ -339,8 +339,8 @@ function(attn_add_chapter chapter)
 endfunction()
 
 # attn_add_sweep(<chapter> <name> <architecture> [KERNELS]): host/<name>.cu, which times tile
-# configurations on a GPU, as the target <name>_<chapter>, built on demand. KERNELS: links the
-# chapter's kernels.
+# configurations on a GPU, as the target <name>_<chapter>, built on demand and by a test. KERNELS:
+# links the chapter's kernels.
 function(attn_add_sweep chapter name architecture)
   if(NOT ATTN_HAVE_CUDA)
     return()

@@ -7,12 +7,13 @@
 #   PYTHONPATH=~/fa3 common/scripts/verify_on_gpu.sh peers 06_flash_v3_hopper
 #
 # CHECKOUT: a clone of github.com/Dao-AILab/flash-attention with its submodule csrc/cutlass. OUT: a
-# folder; objects that it has are reused, so take a new one for every commit. Only some kernels are
+# folder; objects of the same commit and options are not compiled again. Only some kernels are
 # compiled, about a minute each on one core: head dims 64, 128 and 256, forward and backward in
-# bf16, forward in e4m3; for decoding head dim 128 in bf16, contiguous and in pages.
+# bf16, forward in e4m3; for decoding head dim 128 in bf16, contiguous and in pages. A problem that
+# needs another kernel ends Python with a "symbol lookup error".
 #
 # Needs nvcc, g++ and a python3 with PyTorch 2.9 or newer; only the last step needs PyTorch, so the
-# kernels in OUT/obj may be compiled on another machine. Exit status: 0, 1 if something cannot be
+# kernels in OUT/obj-* may be compiled on another machine. Exit status: 0, 1 if something cannot be
 # built, 2 for an error on the command line.
 set -euo pipefail
 if [[ ${1:-} == --help ]]; then
@@ -28,12 +29,14 @@ source=$1/hopper cutlass=$1/csrc/cutlass/include out=$2
 [[ -f $source/flash_api_stable.cpp ]] || die 2 "$1: no checkout of flash-attention"
 [[ -f $cutlass/cutlass/cutlass.h ]] ||
   die 2 "$1: csrc/cutlass is empty: git -C $1 submodule update --init csrc/cutlass"
-mkdir -p "$out/obj" "$out/flash_attn_3" || die 2 "$out: cannot be written"
+commit=$(git -C "$1" rev-parse --short=7 HEAD)
 
 options=(-std=c++17 -DNDEBUG "-I$cutlass" "-I$source")
 for feature in APPENDKV LOCAL SOFTCAP FP16 HDIM96 HDIM192 HDIMDIFF64 HDIMDIFF192 SM8x; do
   options+=("-DFLASHATTENTION_DISABLE_$feature")
 done
+obj=$out/obj-$commit-$(md5sum <<<"${options[*]}" | cut -c1-8)
+mkdir -p "$obj" "$out/flash_attn_3" || die 2 "$out: cannot be written"
 kernels=(flash_prepare_scheduler flash_fwd_combine)
 for d in 64 128 256; do
   kernels+=("instantiations/flash_bwd_hdim${d}_bf16_sm90")
@@ -44,7 +47,7 @@ for how in packgqa split paged paged_split; do
 done
 objects=()
 for kernel in "${kernels[@]}"; do
-  object=$out/obj/$(basename "$kernel").o
+  object=$obj/$(basename "$kernel").o
   objects+=("$object")
   [[ -f $object ]] && continue
   echo "== $kernel"
@@ -74,11 +77,18 @@ g++ -O3 -fPIC -shared -w -DUSE_CUDA -DPy_LIMITED_API=0x03090000 \
   die 1 "flash_api_stable.cpp: not built"
 
 release=$(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
-version=3.0.0+g$(git -C "$1" rev-parse --short=7 HEAD).cuda$release
+version=3.0.0+g$commit.cuda$release
 cp "$source/flash_attn_interface.py" "$out"
 # Lazy binding: a kernel that was not compiled fails only when it is called.
-printf 'import os\nimport sys\nsys.setdlopenflags(os.RTLD_LAZY | os.RTLD_GLOBAL)\n' \
-  >"$out/flash_attn_3/__init__.py"
+cat >"$out/flash_attn_3/__init__.py" <<'P'
+import os
+import sys
+import torch
+flags = sys.getdlopenflags()
+sys.setdlopenflags(os.RTLD_LAZY)
+from . import _C
+sys.setdlopenflags(flags)
+P
 rm -rf "$out"/flash_attn_3-*.dist-info
 mkdir "$out/flash_attn_3-$version.dist-info"
 printf 'Metadata-Version: 2.1\nName: flash-attn-3\nVersion: %s\n' "$version" \

@@ -29,13 +29,28 @@ run 2 "csrc/cutlass is empty: git -C $checkout submodule update --init csrc/cutl
 mkdir -p "$checkout/csrc/cutlass/include/cutlass"
 touch "$checkout/csrc/cutlass/include/cutlass/cutlass.h"
 BREAKS=bwd_hdim128 run 1 "flash_bwd_hdim128_bf16_sm90: not compiled"
-[[ ! -f $out/obj/flash_bwd_hdim128_bf16_sm90.o ]] || { echo "a broken object was kept"; exit 1; }
+compgen -G "$out/obj-*/flash_bwd_hdim64_bf16_sm90.o" >/dev/null || { echo "no object"; exit 1; }
+! compgen -G "$out/obj-*/flash_bwd_hdim128_*" || { echo "a broken object was kept"; exit 1; }
 LACKS=torch run 1 "python3 has no PyTorch"
 compiled() { grep -c '^nvcc .* -c ' "$work/calls" || true; }
 [[ $(compiled) == 10 ]] || { echo "compiled $(compiled) objects; 10 were missing"; exit 1; }
+# By name: the kernels, and the features that are switched off.
+sources=$(for o in "$out"/obj-*/*.o; do basename "$o" .o; done)
+expected=$(for d in 128 256 64; do
+  echo "flash_bwd_hdim${d}_bf16_sm90"
+done
+for how in _packgqa _paged _paged_split "" _split; do echo "flash_fwd_hdim128_bf16${how}_sm90"; done
+for more in hdim128_e4m3 hdim256_bf16 hdim256_e4m3 hdim64_bf16 hdim64_e4m3; do
+  echo "flash_fwd_${more}_sm90"
+done
+printf 'flash_fwd_combine\nflash_prepare_scheduler\n')
+[[ $(sort <<<"$sources") == "$(sort <<<"$expected")" ]] || { echo "$sources"; exit 1; }
+off=$(grep -m 1 '^nvcc .* -c ' "$work/calls" | grep -o 'DISABLE_[A-Za-z0-9]*' | LC_ALL=C sort | xargs)
+[[ $off == "DISABLE_APPENDKV DISABLE_FP16 DISABLE_HDIM192 DISABLE_HDIM96 DISABLE_HDIMDIFF192 \
+DISABLE_HDIMDIFF64 DISABLE_LOCAL DISABLE_SM8x DISABLE_SOFTCAP" ]] || { echo "$off"; exit 1; }
 run 0 "flash-attn-3 3.0.0+g0123456.cuda13.0 in $out"
 [[ $(compiled) == 0 ]] || { echo "objects were built again"; exit 1; }
-binding='^g++ .*_DISABLE_APPENDKV .*-I/torch .*flash_fwd_hdim128_bf16_paged_split_sm90.o'
+binding='^g++ .*_DISABLE_APPENDKV .*-I/torch .*hdim128_bf16_paged_split_sm90.o .*-Wl,-z,lazy '
 grep -q "$binding" "$work/calls" || { cat "$work/calls"; exit 1; }
 [[ -f $out/flash_attn_3/_C.so && -f $out/flash_attn_interface.py &&
   $(<"$out/flash_attn_3/__init__.py") == *RTLD_LAZY* &&

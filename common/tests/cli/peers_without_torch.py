@@ -19,7 +19,7 @@ def module(name, **contents):
 
 
 module("numpy")
-module("torch", bfloat16=0, float16=0, float32=0, cuda=types.SimpleNamespace(is_available=lambda: False))
+module("torch", bfloat16="bf16", float16="fp16", float32="fp32", cuda=types.SimpleNamespace(is_available=lambda: False))
 module("torch.nn")
 module("torch.nn.attention", sdpa_kernel=None,
        SDPBackend=types.SimpleNamespace(MATH=1, FLASH_ATTENTION=2, CUDNN_ATTENTION=3))
@@ -480,9 +480,9 @@ assert not sys.modules["torch._functorch.config"].donated_buffer
 
 
 # A wrong output of a library ends the run; the bound of SageAttention is its own.
-def status_of(name, off, *words):
+def status_of(name, off, *words, dtype="bf16"):
     peer, p = peer_of(name, *words)
-    p.program_operation = p.operation
+    p.program_operation, p.dtype = p.operation, dtype
     said = io.StringIO()
     try:
         with redirect_stdout(said):
@@ -521,8 +521,11 @@ casts = []
 Tensor.to = lambda self, dtype: casts.append(dtype) or self
 sys.modules["flash_attn_interface"].flash_attn_func = attention_of(result=with_lse)
 sys.modules["sageattention"].sageattn_qk_int8_pv_fp8_cuda_sm90 = attention_of()
-for name, before, inside in (("fa3_e4m3", 3, 0), ("fa3_e4m3_casts", 0, 3), ("sage_per_warp", 0, 0)):
-    peer, p = peer_of(name, "--seqlen 3 --causal")
+for name, before, inside, causal in (
+        ("fa3_e4m3", 3, 0, True), ("fa3_e4m3_casts", 0, 3, True), ("fa3_e4m3_casts", 0, 3, False),
+        ("sage_per_warp", 0, 0, True), ("sage_per_warp", 0, 0, False)):
+    assert peers.BACKENDS[name].operations == ("forward",)
+    peer, p = peer_of(name, "--seqlen 3", "--causal" if causal else "")
     p.dtype = "e4m3"
     casts.clear()
     call = peer.call(name)
@@ -531,13 +534,17 @@ for name, before, inside in (("fa3_e4m3", 3, 0), ("fa3_e4m3_casts", 0, 3), ("sag
     assert casts == ["e4m3"] * (before + inside) and out == [peer.q], (name, casts)
     if name == "sage_per_warp":
         assert taken[0][:3] == (peer.q, peer.k, peer.v)
-        assert taken[0][3] == {"tensor_layout": "HND", "is_causal": True,
+        assert taken[0][3] == {"tensor_layout": "HND", "is_causal": causal,
                                "qk_quant_gran": "per_warp", "pv_accum_dtype": "fp32+fp32"}
     else:
-        assert taken[0][1] == peer.k.transpose(1, 2) and taken[0][3] == {"causal": True}
+        assert taken[0][:3] == tuple(x.transpose(1, 2) for x in (peer.q, peer.k, peer.v))
+        assert taken[0][3] == {"causal": causal}
 p.program_operation = "forward"
 assert "--dtype e4m3" in " ".join(peers.program_options(p))
-assert peers.DTYPES["e4m3"] == peers.DTYPES["bf16"]
+assert peers.DTYPES["e4m3"] == "bf16"
+for name in ("fa3_e4m3", "sage_per_warp"):
+    assert status_of(name, 0.45, "--seqlen 3", dtype="e4m3")[0] == 0
+    assert status_of(name, 0.55, "--seqlen 3", dtype="e4m3")[0] == 1
 
 
 # Pages in another order: the table leads back to each page.
@@ -550,6 +557,7 @@ class Numbered(list):
         return Numbered(self[i * n:(i + 1) * n] for i in range(batch))
 
     def int(self):
+        self.is_int = True
         return self
 
 
@@ -559,6 +567,7 @@ sys.modules["torch"].randperm = lambda n, device: Numbered([3, 0, 1, 2])
 sys.modules["torch"].full = lambda shape, value, **_: [value] * shape[0]
 peer, out = result_of("fa3_pages", "--operation decode --seqlen-k 32")
 q, k, v, options = taken[0]
+assert options["page_table"].is_int and peers.BACKENDS["fa3_pages"].operations == ("decode",)
 assert options == {"cache_seqlens": [32, 32], "page_table": [[1, 2], [3, 0]]} and out == [peer.q]
 for pool, own in ((k, peer.k), (v, peer.v)):
     gathered = [pool[page] for pages in options["page_table"] for page in pages]

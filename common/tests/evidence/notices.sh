@@ -59,6 +59,23 @@ echo "host times of calls" >"$reports/calls.common.txt"
 "$report" evidence finish --root "$root" "$reports" calls common passed 1 calls.common.txt \
   --measured "$work/measured"
 
+# Which files of peers are those of peers_formats.py is said in three places.
+scripts=$root/common/scripts
+of_script=$(sed -n 's/^ *\(\*\.[^)]*\)) script=peers_formats.py.*/\1/p' "$scripts/verify_on_gpu.sh")
+keys=$project/common/report/code_keys.cpp
+of_keys=$(sed -n 's/.*for (const char\* end : {\(.*\)}).*/\1/p' "$keys" |
+  sed 's/", "/|*/g; s/"//g; s/^/*/')
+[[ -n $of_script && $of_script == "$of_keys" ]] ||
+  { echo "FAILED: verify_on_gpu.sh: $of_script, code_keys.cpp: $of_keys"; exit 1; }
+for chapter in 05_flash_decoding 06_flash_v3_hopper 07_paged 08_quant_sparse; do
+  while read -r name options; do
+    case " $options " in
+      *e4m3*|*sage*|*fa3_*|*" decode "*fa3*) [[ $name =~ \.(fa3|fp8|pages)$ ]] ;;
+      *) [[ ! $name =~ \.(fa3|fp8|pages)$ ]] ;;
+    esac || { echo "FAILED: $name $options: which script times it?"; exit 1; }
+  done < <(of_list peers_of "$chapter")
+done
+
 stale() { "$report" evidence check --root "$root" "$reports" | grep ' stale: ' || true; }
 [[ -z $(stale) ]] || { stale; echo "FAILED: stale before anything was edited"; exit 1; }
 
