@@ -45,7 +45,8 @@ for more in hdim128_e4m3 hdim256_bf16 hdim256_e4m3 hdim64_bf16 hdim64_e4m3; do
 done
 printf 'flash_fwd_combine\nflash_prepare_scheduler\n')
 [[ $(sort <<<"$sources") == "$(sort <<<"$expected")" ]] || { echo "$sources"; exit 1; }
-off=$(grep -m 1 '^nvcc .* -c ' "$work/calls" | grep -o 'DISABLE_[A-Za-z0-9]*' | LC_ALL=C sort | xargs)
+off=$(grep -m 1 '^nvcc .* -c ' "$work/calls" | grep -o 'DISABLE_[A-Za-z0-9]*' | LC_ALL=C sort |
+  xargs)
 [[ $off == "DISABLE_APPENDKV DISABLE_FP16 DISABLE_HDIM192 DISABLE_HDIM96 DISABLE_HDIMDIFF192 \
 DISABLE_HDIMDIFF64 DISABLE_LOCAL DISABLE_SM8x DISABLE_SOFTCAP" ]] || { echo "$off"; exit 1; }
 run 0 "flash-attn-3 3.0.0+g0123456.cuda13.0 in $out"
