@@ -91,10 +91,10 @@ class Figures {
   };
 
   const json& document(std::string name) {
-    Words parts = split(name, '.');
-    for (std::string& part : parts)
-      if (const auto chapter = chapters_.find(part); chapter != chapters_.end())
-        part = chapter->second;
+    Words parts = split(name, '.');  // a later part may be one of 0.05
+    std::string& first = parts[parts.size() > 1 && parts[0].ends_with("peers") ? 1 : 0];
+    if (const auto chapter = chapters_.find(first); chapter != chapters_.end())
+      first = chapter->second;
     name = fmt::format("{}", fmt::join(parts, "."));
     const auto [found, fresh] = documents_.try_emplace(name);
     if (fresh) found->second = read_json(reports_ / (name + ".json"));

@@ -15,7 +15,8 @@ struct Pages : Reports {
     json one = test::step("v1_one", 4e9, 0, 2e-3), two = test::step("v12_two", 4e9, 0, 1.5e-3);
     one["compulsory_bytes"] = two["compulsory_bytes"] = 2e9;
     two["phases"] = {{{"name", "attention"}, {"time", time_of(1e-3)}}};
-    write("09_last.a", run("09_last", "forward", problem("bf16", 512), {one, two}));
+    for (const char* name : {"09_last.a", "09_last.a_0.09"})
+      write(name, run("09_last", "forward", problem("bf16", 512), {one, two}));
     json p = {{"problems", json::array()}};
     for (const double ratio : {2.0, 8.0}) {
       json of = problem("bf16", 512);
@@ -42,6 +43,7 @@ struct Pages : Reports {
 TEST_CASE("a figure in prose is computed from the reports") {
   Pages p;
   CHECK(p.figure("ms 09.a v1") == "<2.00>");
+  CHECK(p.figure("ms 09.a_0.09 v1") == "<2.00>");
   CHECK(p.figure("us.1 09_last.a v12") == "<1500.0>");
   CHECK(p.figure("us 09.a v12 attention") == "<1000>");
   CHECK(p.figure("tflops 09.a v1") == "<2>");
