@@ -53,7 +53,7 @@ class Figures {
     };
     const auto word = [&](std::size_t n) { return n < words.size() ? words[n] : std::string(); };
     double value = 0;
-    int decimals = is({"ms", "mean", "least", "most", "faster"}) ? 2 : 0;
+    int decimals = is({"ms", "mean", "least", "most", "faster", "roof"}) ? 2 : 0;
     if (is({"ms", "us", "tflops", "gbs"})) {
       const Time t = time(words[1], words[2], word(3));
       value = kind == "ms"   ? t.seconds * 1e3
@@ -67,6 +67,19 @@ class Figures {
               : kind == "saved" ? (a - b) * 1e6
               : kind == "less"  ? 100 * (1 - b / a)
                                 : 100 * (b / a - 1);
+    } else if (kind == "pace") {
+      if (words.size() < 5) throw InputError(fmt::format("{{{}}}: needs two steps", field));
+      const Time a = time(words[1], words[2], word(5)), b = time(words[3], words[4], word(5));
+      value = 100 * (a.flop / a.seconds) / (b.flop / b.seconds);
+    } else if (kind == "share") {
+      const json& s = step(words[1], words[2]);
+      value = 100 * (rated_by_use(s) ? s.at("useful_read_s").get<double>() /
+                                           s.at("time").at("median_s").get<double>()
+                                     : s.at("share_of_roof").get<double>());
+    } else if (kind == "roof") {
+      const json& roof = document(words[1]).at("roofs").value(words[2], json());
+      if (roof.is_null()) throw InputError(fmt::format("{} has no roof {}", words[1], words[2]));
+      value = roof.at("per_second").get<double>() * 1e-12;
     } else if (is({"mean", "least", "most", "points"})) {
       const std::vector<double> r =
           ratios(words[1], words[2], word(3), Words(words.begin() + std::min<std::ptrdiff_t>(
@@ -104,15 +117,25 @@ class Figures {
   static bool is_step(const std::string& name, const std::string& wanted) {
     return name == wanted || name.starts_with(wanted + "_");
   }
-  Time time(const std::string& name, const std::string& step, const std::string& phase) {
-    for (const json& s : document(name).at("steps")) {
-      if (!is_step(s.at("name"), step) || s.at("time").is_null()) continue;
-      const double flop = s.at("flop"), bytes = s.at("compulsory_bytes");
-      if (phase.empty()) return {s.at("time").at("median_s"), flop, bytes};
-      for (const json& p : s.at("phases"))
-        if (p.at("name") == phase) return {p.at("time").at("median_s"), flop, bytes};
+  const json& step(const std::string& name, const std::string& wanted) {
+    for (const json& s : document(name).at("steps"))
+      if (is_step(s.at("name"), wanted) && !s.at("time").is_null()) return s;
+    throw InputError(fmt::format("{} has no time of {}", name, wanted));
+  }
+  Time time(const std::string& name, const std::string& of, const std::string& phases) {
+    const json& s = step(name, of);
+    Time t{0, s.at("flop"), s.at("compulsory_bytes")};
+    if (phases.empty()) t.seconds = s.at("time").at("median_s");
+    for (const std::string& phase : split(phases, '+')) {
+      const json& all = s.at("phases");
+      const auto found = std::ranges::find_if(all, [&](const json& p) {
+        return p.at("name") == phase;
+      });
+      if (found == all.end())
+        throw InputError(fmt::format("{} has no time of {} {}", name, of, phase));
+      t.seconds += found->at("time").at("median_s").get<double>();
     }
-    throw InputError(fmt::format("{} has no time of {} {}", name, step, phase));
+    return t;
   }
   std::vector<double> ratios(const std::string& name, const std::string& step, std::string peer,
                              const Words& problem_words) {

@@ -14,7 +14,8 @@ struct Pages : Reports {
     fs::create_directories(path() / "09_last");
     json one = test::step("v1_one", 4e9, 0, 2e-3), two = test::step("v12_two", 4e9, 0, 1.5e-3);
     one["compulsory_bytes"] = two["compulsory_bytes"] = 2e9;
-    two["phases"] = {{{"name", "attention"}, {"time", time_of(1e-3)}}};
+    two["phases"] = {{{"name", "attention"}, {"time", time_of(1e-3)}},
+                     {{"name", "pool"}, {"time", time_of(2e-4)}}};
     for (const char* name : {"09_last.a", "09_last.a_0.09"})
       write(name, run("09_last", "forward", problem("bf16", 512), {one, two}));
     json p = {{"problems", json::array()}};
@@ -46,6 +47,10 @@ TEST_CASE("a figure in prose is computed from the reports") {
   CHECK(p.figure("ms 09.a_0.09 v1") == "<2.00>");
   CHECK(p.figure("us.1 09_last.a v12") == "<1500.0>");
   CHECK(p.figure("us 09.a v12 attention") == "<1000>");
+  CHECK(p.figure("us 09.a v12 attention+pool") == "<1200>");
+  CHECK(p.figure("pace 09.a v1 09.a v12") == "<75>");
+  CHECK(p.figure("share 09.a v1") == "<50>");
+  CHECK(p.figure("roof 09.a hbm_read") == "<4.00>");
   CHECK(p.figure("tflops 09.a v1") == "<2>");
   CHECK(p.figure("gbs 09.a v1") == "<1000>");
   CHECK(p.figure("faster 09.a v1 09.a v12") == "<1.33>");
@@ -80,6 +85,8 @@ TEST_CASE("a field that cannot be computed is refused with its line") {
   };
   refused("ms 09.a v2", "09.a has no time of v2");
   refused("ms 09.a v1 attention", "09.a has no time of v1 attention");
+  refused("us 09.a v12 attention+chunks", "09.a has no time of v12 chunks");
+  refused("roof 09.a l2", "09.a has no roof l2");
   refused("ms 09.b v1", "09_last.b.json: not there yet");
   refused("mean peers.09 v1 cudnn", "peers.09 has no ratio of v1 cudnn");
   refused("mean peers.09 v1 fa3_graph N=7", "has no ratio");
