@@ -190,8 +190,12 @@ ProseFigures check_prose(const fs::path& list, const fs::path& root, const fs::p
       throw InputError(fmt::format("{}:{}: {}", list.string(), number, e.what()));
     }
     ++result.passages;
-    if (text.find(said) == text.npos)
-      result.missing.push_back(fmt::format("{}: must say: {}", page, said));
+    if (text.find(said) != text.npos) continue;
+    result.missing.push_back(fmt::format("{}: must say: {}", page, said));
+    // What stands where the words before the first figure do.
+    const std::size_t words = passage.find('{'), at = text.find(passage.substr(0, words));
+    if (words > 7 && words != passage.npos && at != text.npos)
+      result.missing.back() += fmt::format("\n    it says: {}", text.substr(at, said.size()));
   }
   return result;
 }

@@ -9,8 +9,8 @@
 
 namespace attn::report {
 
-/// What a page of `list` does not say: "PAGE: must say: TEXT", one line per passage, and how many
-/// passages there are.
+/// What a page of `list` does not say: "PAGE: must say: TEXT" for each such passage, with what it
+/// says instead if the words before the first figure are there; and how many passages there are.
 struct ProseFigures {
   std::vector<std::string> missing;
   int passages = 0;

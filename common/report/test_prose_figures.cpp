@@ -72,7 +72,11 @@ TEST_CASE("a page that does not say a passage is named, with the passage") {
   CHECK(found.passages == 1);
   found = p.check("And `v1` takes 2.00 ms, `v12` 1.49.", passage + passage);
   REQUIRE(found.missing.size() == 2);
-  CHECK(found.missing[0] == "page.md: must say: `v1` takes 2.00 ms, `v12` 1.50.");
+  CHECK(found.missing[0] ==
+        "page.md: must say: `v1` takes 2.00 ms, `v12` 1.50.\n"
+        "    it says: `v1` takes 2.00 ms, `v12` 1.49.");
+  found = p.check("`v2` takes 2.00 ms, `v12` 1.49.", passage);
+  CHECK(found.missing.at(0) == "page.md: must say: `v1` takes 2.00 ms, `v12` 1.50.");
 }
 
 TEST_CASE("a field that cannot be computed is refused with its line") {
