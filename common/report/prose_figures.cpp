@@ -52,6 +52,8 @@ class Figures {
       return std::ranges::find(kinds, kind) != kinds.end();
     };
     const auto word = [&](std::size_t n) { return n < words.size() ? words[n] : std::string(); };
+    if (is({"faster", "less", "more", "saved", "pace"}) && words.size() < 5)
+      throw InputError(fmt::format("{{{}}}: needs two steps", field));
     double value = 0;
     int decimals = is({"ms", "mean", "least", "most", "faster", "roof"}) ? 2 : 0;
     if (is({"ms", "us", "tflops", "gbs"})) {
@@ -60,7 +62,6 @@ class Figures {
               : kind == "us" ? t.seconds * 1e6
                              : (kind == "gbs" ? t.bytes * 1e-9 : t.flop * 1e-12) / t.seconds;
     } else if (is({"faster", "less", "more", "saved"})) {
-      if (words.size() < 5) throw InputError(fmt::format("{{{}}}: needs two steps", field));
       const double a = time(words[1], words[2], word(5)).seconds,
                    b = time(words[3], words[4], word(5)).seconds;
       value = kind == "faster"  ? a / b
@@ -68,7 +69,6 @@ class Figures {
               : kind == "less"  ? 100 * (1 - b / a)
                                 : 100 * (b / a - 1);
     } else if (kind == "pace") {
-      if (words.size() < 5) throw InputError(fmt::format("{{{}}}: needs two steps", field));
       const Time a = time(words[1], words[2], word(5)), b = time(words[3], words[4], word(5));
       value = 100 * (a.flop / a.seconds) / (b.flop / b.seconds);
     } else if (kind == "share") {
@@ -81,10 +81,9 @@ class Figures {
       if (roof.is_null()) throw InputError(fmt::format("{} has no roof {}", words[1], words[2]));
       value = roof.at("per_second").get<double>() * 1e-12;
     } else if (is({"mean", "least", "most", "points"})) {
+      const std::ptrdiff_t named = std::min<std::ptrdiff_t>(4, std::ssize(words));
       const std::vector<double> r =
-          ratios(words[1], words[2], word(3), Words(words.begin() + std::min<std::ptrdiff_t>(
-                                                        4, std::ssize(words)),
-                                                    words.end()));
+          ratios(words[1], words[2], word(3), {words.begin() + named, words.end()});
       double logs = 0;
       for (const double x : r) logs += std::log(x);
       value = kind == "least"  ? std::ranges::min(r)

@@ -445,6 +445,14 @@ peers_of() {
         "--backends sage_per_warp,fa3_e4m3_casts,cudnn --repeat 5" ;;
   esac
 }
+both_masks() {  # HEAD_DIMS LENGTHS: each without a mask, then with a causal one
+  local n d mask
+  for d in $1; do
+    for mask in "" --causal; do
+      for n in $2; do echo "$(tokens "$d" "$n") $mask"; done
+    done
+  done
+}
 peer_problems() {  # FILE, as peers_of calls it
   local n d mask
   case $1 in
@@ -495,18 +503,8 @@ peer_problems() {  # FILE, as peers_of calls it
           echo "$(tokens 128 $n) $mask --dtype fp16"
         done
       done ;;
-    peers.06_flash_v3_hopper.fp8)
-      for d in 64 128 256; do
-        for mask in "" --causal; do
-          for n in 512 2048 16384; do echo "$(tokens $d $n) $mask"; done
-        done
-      done ;;
-    peers.08_quant_sparse.fp8)
-      for d in 64 128; do
-        for mask in "" --causal; do
-          for n in 1024 4096 16384; do echo "$(tokens $d $n) $mask"; done
-        done
-      done ;;
+    peers.06_flash_v3_hopper.fp8) both_masks "64 128 256" "512 2048 16384" ;;
+    peers.08_quant_sparse.fp8) both_masks "64 128" "1024 4096 16384" ;;
     peers.06_flash_v3_hopper.backward)
       for d in 64 128; do
         for mask in "" --causal; do
@@ -519,10 +517,7 @@ peer_problems() {  # FILE, as peers_of calls it
           done
         done
       done ;;
-    peers.06_flash_v3_hopper.backward_d256)
-      for mask in "" --causal; do
-        for n in 512 1024 2048 4096 8192 16384; do echo "$(tokens 256 $n) $mask"; done
-      done ;;
+    peers.06_flash_v3_hopper.backward_d256) both_masks 256 "512 1024 2048 4096 8192 16384" ;;
     peers.04_flash_v2.*|peers.06_*)
       for d in 64 128 256; do
         for mask in "" --causal; do
