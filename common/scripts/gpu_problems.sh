@@ -424,7 +424,8 @@ peers_of() {
       echo "peers.$1 --operation decode" \
         "--steps v10_vectorised_combine,v13_even_splits,v14_unified_max" \
         "--backends cudnn,flash --repeat 5"
-      echo "peers.$1.fa3 --operation decode --steps v13_even_splits --backends fa3 --repeat 5" ;;
+      echo "peers.$1.fa3 --operation decode --steps v13_even_splits" \
+        "--backends fa3,cudnn --repeat 5" ;;
     06_flash_v3_hopper)
       echo "peers.$1.forward --steps v14_tuned --backends fa3,cudnn --repeat 5"
       echo "peers.$1.gqa_fp16 --steps v14_tuned --backends cudnn,flash --repeat 5"
@@ -432,7 +433,8 @@ peers_of() {
         "--steps b7_dependent_launches,b10_deterministic --backends fa3,cudnn --repeat 5"
       echo "peers.$1.backward_d256 --operation backward" \
         "--steps b16_issue_order,b11_deterministic_cluster --backends fa3,cudnn --repeat 5"
-      echo "peers.$1.fp8 --dtype e4m3 --steps f1_fp8,f6_smooth_v_chunks" \
+      echo "peers.$1.fp8 --dtype e4m3" \
+        "--steps f1_fp8,f4_block_scales,f5_incoherent,f6_smooth_v_chunks" \
         "--backends fa3_e4m3,fa3_e4m3_casts,fa3,cudnn --repeat 5" ;;
     07_paged)  # on contiguous K and V, which is as good as pages can be
       echo "peers.$1 --operation decode" \
@@ -442,7 +444,7 @@ peers_of() {
         "--repeat 5" ;;
     08_quant_sparse)
       echo "peers.$1.fp8 --dtype e4m3 --steps q8_tuned" \
-        "--backends sage_per_warp,fa3_e4m3_casts,cudnn --repeat 5" ;;
+        "--backends sage_per_warp,fa3_e4m3_casts,fa3,cudnn --repeat 5" ;;
   esac
 }
 both_masks() {  # HEAD_DIMS LENGTHS: each without a mask, then with a causal one
