@@ -516,7 +516,8 @@ sys.modules["peers"] = peers
 sys.modules["torch"].float8_e4m3fn = "e4m3"
 spec = importlib.util.spec_from_file_location(
     "peers_formats", os.path.join(os.path.dirname(script), "peers_formats.py"))
-spec.loader.exec_module(importlib.util.module_from_spec(spec))
+formats = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(formats)
 casts = []
 Tensor.to = lambda self, dtype: casts.append(dtype) or self
 sys.modules["flash_attn_interface"].flash_attn_func = attention_of(result=with_lse)
@@ -584,6 +585,43 @@ assert taken[0][0] is not peer.q and replay() == taken[0][0]
 copy = weakref.ref(taken[0][0])
 taken.clear()
 assert copy() is not None
+
+
+# The outputs of a graph are compared, too; those of e4m3 by all rows together as well.
+def graph_status(off):
+    calls = {"fa3": 0.0, "fa3 graph": off}
+    try:
+        return 0, peers.compare(p, list(calls), lambda name: lambda: Tensor((1,), [calls[name]]), 0.0,
+                                lambda theirs, ours: theirs[0].numbers[0])
+    except SystemExit as e:
+        return e.code, None
+
+
+library_outputs, peers.BACKENDS["fa3"].outputs = peers.BACKENDS["fa3"].outputs, lambda p, x: [x]
+p.program_operation = "decode"
+with redirect_stdout(io.StringIO()):
+    assert graph_status(0.01) == (0, {"fa3": 0.0, "fa3 graph": 0.01})
+    assert graph_status(0.02)[0] == 1
+peers.BACKENDS["fa3"].outputs = library_outputs
+
+
+class Column(Rows):
+    """Rows of one number each, with the sums that a root mean square asks for."""
+
+    def __pow__(self, n):
+        return Column([[x ** n for x in row] for row in self.rows])
+
+    def __sub__(self, other):
+        return Column(super().__sub__(other).rows)
+
+    def sum(self):
+        return Numbers([sum(map(sum, self.rows))])
+
+
+ones = Column([[1.0]] * 100)
+assert abs(formats.e4m3_difference([Column([[1.1]] * 100)], [ones]) - 0.1) < 1e-9
+assert formats.e4m3_difference([Column([[1.13]] * 100)], [ones]) == float("inf")
+assert abs(formats.e4m3_difference([Column([[1.0]] * 99 + [[1.3]])], [ones]) - 0.3) < 1e-9
 try:
     result_of("fa3_pages", "--operation decode --seqlen-k 33")
     raise SystemExit("a partial page was accepted")
