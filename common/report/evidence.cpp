@@ -97,7 +97,17 @@ void sort_lines(std::vector<EvidenceLine>& lines, const std::string& part,
   for (auto& [k, line] : keyed) lines.push_back(std::move(line));
 }
 
-// Replaces the lines for which `replaced` holds by `fresh`.
+// Whether a line belongs to peers of a document that gpu_problems.sh lists, but with other options.
+bool is_delisted(const EvidenceLine& line, const std::vector<ListedProblem>& listed) {
+  const std::string options = line.json().value("options", kUnknown);
+  const auto of_document = [&](const ListedProblem& p) { return p.name == line.name; };
+  return options != kUnknown && std::ranges::any_of(listed, of_document) &&
+         std::ranges::none_of(listed, [&](const ListedProblem& p) {
+           return of_document(p) && problem_options(p.options) == options;
+         });
+}
+
+// Replaces the lines for which `replaced` holds by `fresh`, and drops peers that are not listed.
 template <class Replaced>
 void replace_lines(const fs::path& path, std::vector<EvidenceLine> fresh, const std::string& part,
                    const std::vector<ListedProblem>& listed, const Replaced& replaced) {
@@ -105,6 +115,8 @@ void replace_lines(const fs::path& path, std::vector<EvidenceLine> fresh, const 
   for (const EvidenceLine& line : read_lines(path))
     if (!replaced(line)) lines.push_back(line);
   std::ranges::move(fresh, std::back_inserter(lines));
+  if (part == "peers")
+    std::erase_if(lines, [&](const EvidenceLine& line) { return is_delisted(line, listed); });
   sort_lines(lines, part, listed);
   if (lines.empty())
     fs::remove(path);

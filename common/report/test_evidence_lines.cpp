@@ -259,6 +259,30 @@ TEST_CASE("peers of problems that were not recorded do not come back with a merg
   CHECK(options_of(oldest) == "--backends flash --seqlen 64\n");
 }
 
+TEST_CASE("peers of problems that are listed no more have no lines", "[evidence]") {
+  Project project;
+  fs::create_directories(project.root / "common/scripts");
+  const auto measured = [&](const std::string& listed, const std::string& options) {
+    project.write("common/scripts/gpu_problems.sh",
+                  "problems_of() { :; }\nprofiled_problem() { :; }\n"
+                  "peers_of() { echo peers.$1 --steps v1_one; }\n"
+                  "peer_problems() { printf '%s\\n' " + listed + "; }\n");
+    project.write("peers.json", R"({"schema": "attn-peers-1", "problems": [{"peers": [
+        {"name": "flash"}], "runs": [{"chapter": "01_first", "steps": [
+        {"name": "v1_one", "outcome": "pass", "time": null}]}]}]})");
+    CodeKeys code(project.root);
+    record(project.reports, code, {"peers", "01_first"}, "peers.01_first",
+           project.root / "peers.json", {"--steps v1_one " + options}, Project::kMeasured);
+    std::string all;
+    for (const EvidenceLine& line : read_lines(project.reports / "peers.01_first.jsonl"))
+      all += line.json().at("options").get<std::string>() + "\n";
+    return all;
+  };
+  CHECK(measured("'--seqlen 64' '--seqlen 32'", "--seqlen 64") == "--seqlen 64\n");
+  CHECK(measured("'--seqlen 64' '--seqlen 32'", "--seqlen 32") == "--seqlen 64\n--seqlen 32\n");
+  CHECK(measured("'--seqlen 96' '--seqlen 32'", "--seqlen 96") == "--seqlen 96\n--seqlen 32\n");
+}
+
 TEST_CASE("peers are measured again when the list of problems names another step", "[evidence]") {
   Project project;
   project.write("peers.json", R"({"schema": "attn-peers-1", "timing_method": 4, "problems": [

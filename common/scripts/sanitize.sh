@@ -139,7 +139,7 @@ for program in "${programs[@]}"; do
       bad=1
       continue
     fi
-    count=0 running=0
+    count=0
     for tool in memcheck racecheck initcheck synccheck; do
       steps=all
       read -r left_out reason <<<"$(tool_cannot "$chapter" "$operation" $tool)"
@@ -152,19 +152,16 @@ for program in "${programs[@]}"; do
       fi
       for problem in "${problems[@]}"; do
         count=$((count + 1))
-        if [ $running -ge "$jobs" ]; then
-          wait -n || bad=1
-          running=$((running - 1))
-        fi
-        one $count $tool "$program" "$operation" "$problem" "$steps" &
-        running=$((running + 1))
+        # Ends of `wait -n` are not counted: it also returns for a process substitution.
+        while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || true; done
+        { one $count $tool "$program" "$operation" "$problem" "$steps" || : >"$work/$count.bad"; } &
       done
     done
-    while [ $running -gt 0 ]; do
-      wait -n || bad=1
-      running=$((running - 1))
+    wait
+    for ((n = 1; n <= count; ++n)); do
+      cat "$work/$n.said"
+      [ ! -e "$work/$n.bad" ] || bad=1
     done
-    for ((n = 1; n <= count; ++n)); do cat "$work/$n.said"; done
     for step in $(all_steps "$chapter"); do
       [ "$(operation_of "$chapter" "$step")" = "$operation" ] || continue
       grep -qw -- "$step" "$work"/*.ran ||
