@@ -97,17 +97,17 @@ void sort_lines(std::vector<EvidenceLine>& lines, const std::string& part,
   for (auto& [k, line] : keyed) lines.push_back(std::move(line));
 }
 
-// Whether a line belongs to peers of a document that gpu_problems.sh lists, but with other options.
-bool is_delisted(const EvidenceLine& line, const std::vector<ListedProblem>& listed) {
+// Whether no listed problem of a line's part has its document and its options.
+bool is_delisted(const EvidenceLine& line, const Unit& unit,
+                 const std::vector<ListedProblem>& listed) {
   const std::string options = line.json().value("options", kUnknown);
-  const auto of_document = [&](const ListedProblem& p) { return p.name == line.name; };
-  return options != kUnknown && std::ranges::any_of(listed, of_document) &&
-         std::ranges::none_of(listed, [&](const ListedProblem& p) {
-           return of_document(p) && problem_options(p.options) == options;
-         });
+  return std::ranges::none_of(listed, [&](const ListedProblem& p) {
+    return p.part == unit.part && p.name == listed_name(unit.part, line.name) &&
+           (unit.part != "peers" || options == kUnknown || options == p.options);
+  });
 }
 
-// Replaces the lines for which `replaced` holds by `fresh`, and drops peers that are not listed.
+// Replaces the lines for which `replaced` holds by `fresh`.
 template <class Replaced>
 void replace_lines(const fs::path& path, std::vector<EvidenceLine> fresh, const std::string& part,
                    const std::vector<ListedProblem>& listed, const Replaced& replaced) {
@@ -115,8 +115,6 @@ void replace_lines(const fs::path& path, std::vector<EvidenceLine> fresh, const 
   for (const EvidenceLine& line : read_lines(path))
     if (!replaced(line)) lines.push_back(line);
   std::ranges::move(fresh, std::back_inserter(lines));
-  if (part == "peers")
-    std::erase_if(lines, [&](const EvidenceLine& line) { return is_delisted(line, listed); });
   sort_lines(lines, part, listed);
   if (lines.empty())
     fs::remove(path);
@@ -215,13 +213,8 @@ void finish(const fs::path& folder, CodeKeys& code, const Unit& unit, const std:
     for (const std::string& container : containers(folder))
       if (is_of(container, unit))
         replace_lines(folder / container, {}, unit.part, listed, [&](const EvidenceLine& line) {
-          const json j = line.json();
-          const std::string options = j.value("options", kUnknown);
-          return (unit.part == "times" && code.kernel(unit.chapter, step_of(j)) == "-") ||
-                 std::ranges::none_of(listed, [&](const ListedProblem& p) {
-                   return p.part == unit.part && p.name == listed_name(unit.part, line.name) &&
-                          (unit.part != "peers" || options == kUnknown || options == p.options);
-                 });
+          return (unit.part == "times" && code.kernel(unit.chapter, step_of(line.json())) == "-") ||
+                 is_delisted(line, unit, listed);
         });
   std::map<std::string, json> parts = read_parts(folder);
   json part{{"verdict", verdict},
@@ -296,10 +289,14 @@ void merge(const fs::path& folder, CodeKeys& code, const fs::path& from) {
       if (unit.part == "peers" && measured.at(name_of(unit)).at("verdict") == "passed")
         replaced.insert(line.name + " " + kUnknown);
     }
-    replace_lines(folder / name, std::move(fresh), unit.part, code.problems(unit.chapter),
+    // As in finish(): a part that passed has no lines of peers that are listed no more.
+    const auto& listed = code.problems(unit.chapter);
+    const bool complete = unit.part == "peers" && !listed.empty() &&
+                          measured.at(name_of(unit)).at("verdict") == "passed";
+    replace_lines(folder / name, std::move(fresh), unit.part, listed,
                   [&](const EvidenceLine& line) {
                     const std::string id = identity(line);
-                    return replaced.contains(id) ||
+                    return replaced.contains(id) || (complete && is_delisted(line, unit, listed)) ||
                            (unit.part == "peers" && id == line.name + " " + kUnknown &&
                             problems.contains(problem_of(line)));
                   });

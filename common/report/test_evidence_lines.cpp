@@ -259,28 +259,50 @@ TEST_CASE("peers of problems that were not recorded do not come back with a merg
   CHECK(options_of(oldest) == "--backends flash --seqlen 64\n");
 }
 
-TEST_CASE("peers of problems that are listed no more have no lines", "[evidence]") {
-  Project project;
-  fs::create_directories(project.root / "common/scripts");
-  const auto measured = [&](const std::string& listed, const std::string& options) {
+TEST_CASE("peers of problems that are listed no more go when others are merged", "[evidence]") {
+  const auto list = [](Project& project, const std::string& problems) {
+    fs::create_directories(project.root / "common/scripts");
     project.write("common/scripts/gpu_problems.sh",
                   "problems_of() { :; }\nprofiled_problem() { :; }\n"
-                  "peers_of() { echo peers.$1 --steps v1_one; }\n"
-                  "peer_problems() { printf '%s\\n' " + listed + "; }\n");
+                  "peers_of() { echo peers.$1 --steps v1_one; echo peers.$1.b --steps v1_one; }\n"
+                  "peer_problems() { case $1 in *.b) echo --seqlen 8;; *) printf '%s\\n' " +
+                      problems + ";; esac; }\n");
+  };
+  const auto measure = [](Project& project, const std::string& name, const std::string& options,
+                          const std::string& verdict) {
     project.write("peers.json", R"({"schema": "attn-peers-1", "problems": [{"peers": [
         {"name": "flash"}], "runs": [{"chapter": "01_first", "steps": [
         {"name": "v1_one", "outcome": "pass", "time": null}]}]}]})");
     CodeKeys code(project.root);
-    record(project.reports, code, {"peers", "01_first"}, "peers.01_first",
-           project.root / "peers.json", {"--steps v1_one " + options}, Project::kMeasured);
+    record(project.reports, code, {"peers", "01_first"}, name, project.root / "peers.json",
+           {"--steps v1_one " + options}, Project::kMeasured);
+    finish(project.reports, code, {"peers", "01_first"}, verdict, 1, {}, Project::kMeasured);
+  };
+  const auto lines_of = [](const Project& project, const std::string& name) {
     std::string all;
-    for (const EvidenceLine& line : read_lines(project.reports / "peers.01_first.jsonl"))
+    for (const EvidenceLine& line : read_lines(project.reports / (name + ".jsonl")))
       all += line.json().at("options").get<std::string>() + "\n";
     return all;
   };
-  CHECK(measured("'--seqlen 64' '--seqlen 32'", "--seqlen 64") == "--seqlen 64\n");
-  CHECK(measured("'--seqlen 64' '--seqlen 32'", "--seqlen 32") == "--seqlen 64\n--seqlen 32\n");
-  CHECK(measured("'--seqlen 96' '--seqlen 32'", "--seqlen 96") == "--seqlen 96\n--seqlen 32\n");
+  // The problem of 64 becomes one of 8, which another document has, too.
+  Project project;
+  list(project, "'--seqlen 64' '--seqlen 32'");
+  measure(project, "peers.01_first", "--seqlen 64", "passed");
+  measure(project, "peers.01_first", "--seqlen 32", "passed");
+  measure(project, "peers.01_first.b", "--seqlen 8", "passed");
+  const std::string now = "'--seqlen 8' '--seqlen 32'";
+  list(project, now);
+  const auto merged = [&](const std::string& verdict) {
+    Project other;
+    list(other, now);
+    measure(other, "peers.01_first", "--seqlen 8", verdict);
+    CodeKeys code(project.root);
+    merge(project.reports, code, other.reports);
+    return lines_of(project, "peers.01_first");
+  };
+  CHECK(merged("failed") == "--seqlen 8\n--seqlen 32\n--seqlen 64\n");
+  CHECK(merged("passed") == "--seqlen 8\n--seqlen 32\n");
+  CHECK(lines_of(project, "peers.01_first.b") == "--seqlen 8\n");
 }
 
 TEST_CASE("peers are measured again when the list of problems names another step", "[evidence]") {

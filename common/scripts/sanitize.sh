@@ -152,7 +152,7 @@ for program in "${programs[@]}"; do
       fi
       for problem in "${problems[@]}"; do
         count=$((count + 1))
-        # Ends of `wait -n` are not counted: it also returns for a process substitution.
+        # Returns of `wait -n` are not counted as ended jobs; nothing says that each is one.
         while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || true; done
         { one $count $tool "$program" "$operation" "$problem" "$steps" || : >"$work/$count.bad"; } &
       done
