@@ -38,9 +38,9 @@ void finish(const std::filesystem::path& folder, CodeKeys&, const Unit&, const s
 /// Takes over what was measured into another folder, on another GPU or in an interrupted run: a
 /// line replaces that of the same problem and step, and a part that passed there with its logs.
 /// A part that did not pass there keeps its verdict here, and names that run as "merged". A line
-/// whose keys are current is not replaced by one whose keys are not. If peers passed there, lines of
-/// problems that are listed no more go. Throws InputError, and changes nothing, if a line or a file
-/// of either folder was edited.
+/// whose keys are current is not replaced by one whose keys are not. If peers passed there, lines
+/// of problems that are listed no more go. Throws InputError, and changes nothing, if a line or a
+/// file of either folder was edited.
 void merge(const std::filesystem::path& folder, CodeKeys&, const std::filesystem::path& from);
 
 /// A step's old and new name.
