@@ -576,6 +576,12 @@ assert options == {"cache_seqlens": [32, 32], "page_table": [[1, 2], [3, 0]],
 for pool, own in ((k, peer.k), (v, peer.v)):
     gathered = [pool[page] for pages in options["page_table"] for page in pages]
     assert sum(gathered, []) == own.transpose(1, 2).numbers
+# The schedule is made before the call.
+schedules = []
+sys.modules["flash_attn_interface"].get_scheduler_metadata = (
+    lambda *words, page_size: schedules.append(words))
+call = peer_of("fa3_pages", "--operation decode --seqlen-k 32")[0].call("fa3_pages")
+assert len(schedules) == 1 and call() and len(schedules) == 1
 # A graph keeps what it reads: here a copy of Q, to which only the call refers.
 sys.modules["flash_attn_interface"].flash_attn_with_kvcache = attention_of(
     result=lambda q: Tensor(q.shape, q.numbers))
@@ -622,6 +628,15 @@ ones = Column([[1.0]] * 100)
 assert abs(formats.e4m3_difference([Column([[1.1]] * 100)], [ones]) - 0.1) < 1e-9
 assert formats.e4m3_difference([Column([[1.13]] * 100)], [ones]) == float("inf")
 assert abs(formats.e4m3_difference([Column([[1.0]] * 99 + [[1.3]])], [ones]) - 0.3) < 1e-9
+p.dtype, peers.BACKENDS["fa3"].outputs = "e4m3", lambda p, x: [x]
+with redirect_stdout(io.StringIO()):
+    for off, status in ((0.1, 0), (0.13, 1)):  # below and above the bound of all rows
+        try:
+            peers.compare(p, ["fa3"], lambda name: lambda: Column([[1 + off]] * 100), [ones])
+            assert status == 0
+        except SystemExit as e:
+            assert e.code == status
+peers.BACKENDS["fa3"].outputs = library_outputs
 try:
     result_of("fa3_pages", "--operation decode --seqlen-k 33")
     raise SystemExit("a partial page was accepted")
