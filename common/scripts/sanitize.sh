@@ -152,7 +152,8 @@ for program in "${programs[@]}"; do
       fi
       for problem in "${problems[@]}"; do
         count=$((count + 1))
-        # Returns of `wait -n` are not counted as ended jobs; nothing says that each is one.
+        # Running jobs are counted, not returns of `wait -n`: with those, a log was once removed
+        # while its job still ran.
         while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || true; done
         { one $count $tool "$program" "$operation" "$problem" "$steps" || : >"$work/$count.bad"; } &
       done
