@@ -21,6 +21,7 @@ ATTN_DECLARE_STEP(f4_block_scales);
 ATTN_DECLARE_STEP(f5_incoherent);
 ATTN_DECLARE_STEP(f6_smooth_v_chunks);
 ATTN_DECLARE_STEP(f7_rotary);
+ATTN_DECLARE_STEP(f8_q_in_registers);
 ATTN_DECLARE_STEP(tile_counter);
 
 namespace attn {
@@ -155,13 +156,13 @@ std::vector<Workspace> apart_workspaces(const Problem& p) {
   return all;
 }
 
-// V is read twice. O of all chunks of a tile but the first is written and read once, in L2.
+// O of all chunks of a tile but the first is written and read once, in L2.
 Cost chunks_cost(const Problem& p, Launch launch) {
   const double chunks = heads_k(p) * double(chunks_of(p)) * double(p.head_dim) * 8;
   Cost cost = rotated_cost(p, launch);
   cost.back().l2_bytes +=
       heads_q(p) * double(p.seqlen_q) * double(chunks_of(p) - 1) * (8 * double(p.head_dim) + 32);
-  cost.insert(cost.begin(), {.name = "chunks", .hbm_read = 2 * elements_k(p), .hbm_write = chunks});
+  cost.front().hbm_write += chunks;
   return cost;
 }
 
@@ -173,9 +174,9 @@ Cost rotary_cost(const Problem& p, Launch launch, bool fused) {
   const double both = 2 * (elements_q(p) + elements_k(p));
   const double angles = 4 * double(std::max(p.seqlen_q, p.seqlen_k)) * double(p.head_dim);
   if (fused)  // rotates by additions, without the MMA
-    cost[1].hbm_read += angles, cost[1].tensor_flop = 0;
+    cost[0].hbm_read += angles, cost[0].tensor_flop = 0;
   else
-    cost.insert(cost.begin() + 1, {.name = "rotary", .hbm_read = both + angles, .hbm_write = both});
+    cost.insert(cost.begin(), {.name = "rotary", .hbm_read = both + angles, .hbm_write = both});
   return cost;
 }
 
@@ -326,7 +327,9 @@ std::vector<Step> fp8_steps() {
                       "smooth V per 4096-key chunk; P V accumulated in the tensor core",
                       ATTN_LAUNCH(f6_smooth_v_chunks), false),
           chunks_step("f7_rotary", "rotary embedding fused into the quantisation pass",
-                      ATTN_LAUNCH(f7_rotary), true)};
+                      ATTN_LAUNCH(f7_rotary), true),
+          chunks_step("f8_q_in_registers", "Q in registers at d=128",
+                      ATTN_LAUNCH(f8_q_in_registers), true)};
 }
 
 }  // namespace attn

@@ -20,11 +20,12 @@ const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
 }  // namespace
 
 // 16-bit types, three head dims, scales from 1e-37; softcap and packed sequences only in v13 and
-// v14. The FP8 steps quantise, and take a softmax scale of at least 1e-10; f6 and f7 turn Q
+// v14. The FP8 steps quantise, and take a softmax scale of at least 1e-10; f6 to f8 turn Q
 // and K. Of the backward steps b12 and b15 have softcap and packed sequences, b14 only softcap;
 // those for d=256 take no other head dim, and b13 only 128.
 bool attn::tests::promised(const Step& step, const Problem& p) {
-  if (p.own.contains("rotary") && !one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary"}))
+  if (p.own.contains("rotary") &&
+      !one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary", "f8_q_in_registers"}))
     return false;
   if (step.name.starts_with("f"))
     return p.dtype == DType::e4m3 && one_of(p.head_dim, {64, 128, 256}) &&

@@ -58,21 +58,23 @@ TEST_CASE("FP8 steps are correct on the GPU", "[gpu]") {
 
 // Chunks of 4096 keys: one whole and a partial one; three; chunks cut by a mask. Tiles of several
 // heads, to reveal a workspace that leaks from one tile into another.
-TEST_CASE("f6 merges chunks", "[emulated]") {
-  const auto f6 = [](const Step& step, int) { return step.name == "f6_smooth_v_chunks"; };
+TEST_CASE("f6 and f8 merge chunks", "[emulated]") {
+  const auto both = [](const Step& step, int) {
+    return one_of_steps(step, {"f6_smooth_v_chunks", "f8_q_in_registers"});
+  };
   Problem p = problem(70, 4097, 64, DType::e4m3, InputKind::needle);
   p.heads = 4, p.kv_heads = 2;
-  check_steps("forward", p, Backend::emulated, f6);
+  check_steps("forward", p, Backend::emulated, both);
   p = problem(130, 8320, 64, DType::e4m3, InputKind::peaked);
   p.batch = 1, p.heads = p.kv_heads = 2, p.causal = true;
-  check_steps("forward", p, Backend::emulated, f6);
+  check_steps("forward", p, Backend::emulated, both);
   p = problem(70, 8600, 128, DType::e4m3, InputKind::needle);
   p.batch = p.heads = p.kv_heads = 1, p.window_right = 0;
   p.window_left = 4464;  // visible keys begin at 4066 for the first query, at 4135 for the last one
-  check_steps("forward", p, Backend::emulated, f6);
+  check_steps("forward", p, Backend::emulated, both);
   p = problem(33, 8193, 256, DType::e4m3, InputKind::random);
   p.batch = p.heads = p.kv_heads = 1;
-  check_steps("forward", p, Backend::emulated, f6);
+  check_steps("forward", p, Backend::emulated, both);
 }
 // Positions so large that even the slowest pairs have turned.
 TEST_CASE("f7 merges chunks of turned keys", "[emulated][rotary]") {
@@ -105,18 +107,18 @@ void rotary_problems(Check check_one) {
     }
 }
 }  // namespace
-TEST_CASE("f6 and f7 apply the rotary embedding", "[emulated][rotary]") {
+TEST_CASE("f6 to f8 apply the rotary embedding", "[emulated][rotary]") {
   Counts ran;
   rotary_problems([&](const Problem& p) { ran += check_steps("forward", p, Backend::emulated); });
-  CHECK(ran.text() == "f6_smooth_v_chunks 18, f7_rotary 18");
+  CHECK(ran.text() == "f6_smooth_v_chunks 18, f7_rotary 18, f8_q_in_registers 18");
 }
-TEST_CASE("f6 and f7 apply the rotary embedding on the GPU", "[gpu][rotary]") {
+TEST_CASE("f6 to f8 apply the rotary embedding on the GPU", "[gpu][rotary]") {
   Counts ran;
   rotary_problems([&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
   Problem p = problem(2100, 9000, 128, DType::e4m3, InputKind::needle);
   p.causal = true, p.own["rotary"] = {1};
   ran += check_steps("forward", p, Backend::gpu);
-  CHECK(ran.text() == "f6_smooth_v_chunks 19, f7_rotary 19");
+  CHECK(ran.text() == "f6_smooth_v_chunks 19, f7_rotary 19, f8_q_in_registers 19");
 }
 TEST_CASE("steps without a rotary embedding refuse it", "[rotary]") {
   Problem p = problem(70, 70, 64, DType::e4m3);
@@ -126,7 +128,7 @@ TEST_CASE("steps without a rotary embedding refuse it", "[rotary]") {
     if (step.operation->name != "forward") continue;
     INFO(step.name);
     const auto reason = refusal(step, p);
-    if (one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary"}))
+    if (one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary", "f8_q_in_registers"}))
       CHECK_FALSE(reason);
     else
       CHECK(reason == "--rotary: this step has no rotary embedding");
@@ -451,7 +453,7 @@ TEST_CASE("FP8.md's tables of errors are reproduced", "[figures]") {
       {"`f1`, `f2`", {"f1_fp8", "f2_p_scale"}},
       {"`f3`", {"f3_two_level"}},
       {"`f4`, `f5`", {"f4_block_scales", "f5_incoherent"}},
-      {"`f6`", {"f6_smooth_v_chunks"}}};
+      {"`f6`, `f8`", {"f6_smooth_v_chunks", "f8_q_in_registers"}}};
   for (const auto& [label, steps] : kRows)
     for (const char* step : steps) {
       std::string row;

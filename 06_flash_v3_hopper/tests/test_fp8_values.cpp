@@ -19,14 +19,15 @@ namespace {
 
 // Without a rotary embedding f7 equals f6.
 constexpr const char* kSteps[] = {"f1_fp8",          "f2_p_scale",    "f3_two_level",
-                                  "f4_block_scales", "f5_incoherent", "f6_smooth_v_chunks"};
+                                  "f4_block_scales", "f5_incoherent", "f6_smooth_v_chunks",
+                                  "f8_q_in_registers"};
 
 // Steps that differ in quantisation.
 constexpr const char* kPasses[] = {"f1_fp8", "f4_block_scales", "f5_incoherent",
                                    "f6_smooth_v_chunks"};
 
 bool sums_by_chunks(const Step& step) {
-  return one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary"});
+  return one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary", "f8_q_in_registers"});
 }
 
 // A problem, and its inputs after `change(tensors)`, rounded to bf16 again.
@@ -129,11 +130,14 @@ TEST_CASE("FP8 steps are correct on several tiles at head dim 256", "[emulated][
 }
 
 // More queries than keys: the first rows are fully masked; the last tile visits two chunks.
-TEST_CASE("f6 merges chunks with more queries than keys", "[emulated][fp8]") {
+TEST_CASE("f6 and f8 merge chunks with more queries than keys", "[emulated][fp8]") {
   Problem p = one_head(problem(4230, 4190, 64, DType::e4m3, InputKind::needle));
   p.window_left = 64, p.window_right = 0;
   check_some_rows(
-      p, Backend::emulated, [](const Step& step) { return step.name == "f6_smooth_v_chunks"; },
+      p, Backend::emulated,
+      [](const Step& step) {
+        return one_of_steps(step, {"f6_smooth_v_chunks", "f8_q_in_registers"});
+      },
       1e6);
 }
 

@@ -8,15 +8,57 @@
 //
 // There are two reads because nothing can be rounded before the mean of all keys is known. V has
 // one mean and scale per channel of a head: a query tile visits blocks from the whole sequence, so
-// means per chunk (quantise_chunks.h) would need one O per chunk. Means and scales come from finite
+// means per chunk (smooth_v.h) would need one O per chunk. Means and scales come from finite
 // values.
 #pragma once
 
 #include "kernels/choose_blocks.h"
-#include "kernels/quantise_chunks.h"
+#include "kernels/hopper/smooth_v.h"
+#include "kernels/quantise_v.h"
 
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
+
+// As transpose_kernel of quantise_v.h: 64 columns `panel` of 128 keys `tile`. `chunk_of` returns
+// the means and scales of a head's columns for the chunk of a key.
+// One word of padding per row: fewer bank conflicts.
+using TransposedWords = uint32_t[kTransposedColumns][kTransposedKeys / 4 + 1];
+template <class Pass, int kHeadDim, class ChunkOf>
+__device__ __forceinline__ void transpose_smoothed(const __nv_bfloat16* __restrict__ gV,
+                                                   int seqlen_k, unsigned panel, unsigned tile,
+                                                   ChunkOf chunk_of, TransposedWords& sWords,
+                                                   uint8_t* __restrict__ gV8) {
+  constexpr int kPanels = kHeadDim / kTransposedColumns;
+  const int64_t head = panel / kPanels, padded = padded_keys(seqlen_k);
+  const int column0 = static_cast<int>(panel) % kPanels * kTransposedColumns;
+  const int key0 = static_cast<int>(tile) * kTransposedKeys;
+  // 8 threads per row of 64 columns; 32 groups of four keys.
+  const int column = static_cast<int>(threadIdx.x) % 8 * 8;
+  const int group = static_cast<int>(threadIdx.x) / 8;
+  float x[8][4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int key = key0 + group / 4 * 16 + e4m3_column(group % 4 * 4 + i);
+    const int64_t idx = (head * seqlen_k + key) * kHeadDim + column0 + column;
+    const Bf16x8 e = key < seqlen_k ? load_bf16x8(gV + idx) : Bf16x8{};
+#pragma unroll
+    for (int c = 0; c < 8; ++c) x[c][i] = finite_or_nan(e.x[c]);
+  }
+  const float2* const chunk = chunk_of(head, key0) + column0 + column;
+#pragma unroll
+  for (int c = 0; c < 8; ++c) {
+    const auto [mean, descale] = chunk[c];
+    const float scale = 1 / descale;
+    sWords[column + c][group] = pack4_e4m3((x[c][0] - mean) * scale, (x[c][1] - mean) * scale,
+                                           (x[c][2] - mean) * scale, (x[c][3] - mean) * scale);
+  }
+  __syncthreads();  // all codes are visible
+  const int word = static_cast<int>(threadIdx.x) % 32;
+  if (key0 + 4 * word >= padded) return;
+  uint8_t* const g = gV8 + (head * kHeadDim + column0) * padded + key0 + 4 * word;
+  for (int col = threadIdx.x / 32; col < kTransposedColumns; col += Pass::kThreads / 32)
+    *reinterpret_cast<uint32_t*>(g + col * padded) = sWords[col][word];
+}
 
 // Threads per column of a block. Each adds every n-th row; then one of them adds the partial sums.
 // As in pool_kernel (choose_blocks.h), with 64 threads of eight columns.

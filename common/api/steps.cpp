@@ -64,7 +64,7 @@ const std::vector<Preferred>& preferred() {
        {"06_flash_v3_hopper/v14_tuned", "04_flash_v2/v13_tuned", "03_flash_v1/v10_exp2"}},
       {"forward with blocks", {"08_quant_sparse/s1_block_mask"}},
       {"forward with columns", {"08_quant_sparse/s2_flashmask"}},
-      {"quantised", {"08_quant_sparse/q8_tuned", "06_flash_v3_hopper/f6_smooth_v_chunks"}},
+      {"quantised", {"08_quant_sparse/q8_tuned", "06_flash_v3_hopper/f8_q_in_registers"}},
       {"backward of many short sequences",
        {"06_flash_v3_hopper/b10_deterministic", "06_flash_v3_hopper/b11_deterministic_cluster",
         "06_flash_v3_hopper/b12_features", "06_flash_v3_hopper/b15_packed_d256",

@@ -433,8 +433,8 @@ function(attn_inline_headers out)
 endfunction()
 
 # attn_step_copy(<out> <step> <name> <text>): writes <out>: <text>, that of <step>.cu, in a
-# namespace <name>. A copy has only the kernels that small tests run: of 16 bits only bf16, head
-# dims up to 64; headers in it have both types.
+# namespace <name>. A copy has only the kernels that small tests run: of 16 bits only bf16, one head
+# dim, mostly 64; headers in it have both types.
 function(attn_step_copy out step name text)
   # Also of headers that the text already contains, but not those of other steps (v7_name) and of
   # tile_counter.cu, which are linked.
@@ -453,7 +453,11 @@ function(attn_step_copy out step name text)
   string(SUBSTRING "${text}" 0 ${at} before)
   string(SUBSTRING "${text}" ${at} -1 text)
   string(REPLACE "dispatch_16bit(" "dispatch_bf16(" text "${text}")
-  string(REGEX REPLACE "\n *case (128|256): return (launch|launch_attention|attend)<[^\n]*" ""
+  set(others "128|256")
+  if(step STREQUAL "f8_q_in_registers")  # Q is in registers at d=128
+    set(others "64|256")
+  endif()
+  string(REGEX REPLACE "\n *case (${others}): return (launch|launch_attention|attend)<[^\n]*" ""
          text "${text}")
   string(REPLACE "ATTN_BACKEND::${name} {\nusing namespace attn;\n" "ATTN_BACKEND::${name} {
 using namespace attn;

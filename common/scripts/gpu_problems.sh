@@ -434,7 +434,7 @@ peers_of() {
       echo "peers.$1.backward_d256 --operation backward" \
         "--steps b16_issue_order,b11_deterministic_cluster --backends fa3,cudnn --repeat 5"
       echo "peers.$1.fp8 --dtype e4m3" \
-        "--steps f1_fp8,f4_block_scales,f5_incoherent,f6_smooth_v_chunks" \
+        "--steps f1_fp8,f4_block_scales,f5_incoherent,f8_q_in_registers" \
         "--backends fa3_e4m3,fa3_e4m3_casts,fa3,cudnn --repeat 5" ;;
     07_paged)  # on contiguous K and V, which is as good as pages can be
       echo "peers.$1 --operation decode" \

@@ -18,7 +18,7 @@ import numpy as np  # noqa: E402
 
 # The f steps quantise with kernels that have static __shared__ variables.
 STEPS = ("01_naive/v8_mma", "04_flash_v2/v13_tuned", "06_flash_v3_hopper/v14_tuned",
-         "06_flash_v3_hopper/f4_block_scales", "06_flash_v3_hopper/f6_smooth_v_chunks")
+         "06_flash_v3_hopper/f4_block_scales", "06_flash_v3_hopper/f8_q_in_registers")
 
 
 def call(name, q, k, v):

@@ -33,7 +33,7 @@ step() {  # CHAPTER NAME PARENT TABLE COUNT: COUNT times in CMakeLists.txt
 }
 step 04_flash_v2 v14_name v11_wide_stores chapter.cpp 1
 step 04_flash_v2 v15_name v13_tuned chapter.cpp 1
-step 06_flash_v3_hopper f8_name f7_rotary host/fp8.cpp 1
+step 06_flash_v3_hopper f9_name f8_q_in_registers host/fp8.cpp 1
 step 08_quant_sparse s11_name s9_tuned host/sparse.cpp 2
 step 01_naive v14_name v12_cp_async chapter.cpp 1
 
