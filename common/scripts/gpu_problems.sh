@@ -310,8 +310,8 @@ problems_of() {
       for d in 64 128 256; do
         for mask in "" causal; do
           for n in 512 1024 2048 4096 8192 16384; do
-            steps=$(steps_like "$1" '^f[1-6]')
-            case $d/$n in 128/2048|128/16384) ;; *) steps=$(steps_like "$1" '^f[13-6]') ;; esac
+            steps=$(steps_like "$1" '^f[1-68]')
+            case $d/$n in 128/2048|128/16384) ;; *) steps=$(steps_like "$1" '^f[13-68]') ;; esac
             echo "forward_e4m3_d$d${mask:+_$mask}_n$n --step $steps $(tokens $d $n)" \
               "${mask:+--$mask}"
           done
@@ -319,7 +319,7 @@ problems_of() {
       done
       # A rotary embedding: as a separate pass, and fused.
       for d in 64 128 256; do
-        echo "forward_e4m3_rotary_d${d}_n2048 --step $(steps_like "$1" '^f[67]')" \
+        echo "forward_e4m3_rotary_d${d}_n2048 --step $(steps_like "$1" '^f[678]')" \
           "$(tokens $d 2048) --rotary"
       done ;;
   esac
