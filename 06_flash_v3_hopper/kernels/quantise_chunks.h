@@ -1,6 +1,6 @@
 // The passes of f6 and later steps: Q and K are quantised as in quantise_tiles.h (with a rotary
-// embedding, as in quantise_rotary.h or f7_rotary), V as in smooth_v.h, with a mean and a scale per
-// channel of a chunk of 4096 keys.
+// embedding, as in quantise_rotary.h or quantise_turned.h), V as in smooth_v.h, with a mean and a
+// scale per channel of a chunk of 4096 keys.
 #pragma once
 
 #include "kernels/hopper/smooth_v.h"

@@ -1,4 +1,4 @@
-// The pass of f7: a rotary embedding of Q and K fused into their quantisation (quantise_tiles.h).
+// The pass of f7 and f8: a rotary embedding of Q and K, fused into quantise_tiles.h.
 #pragma once
 
 #include <algorithm>

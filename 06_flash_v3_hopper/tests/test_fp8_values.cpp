@@ -25,6 +25,8 @@ constexpr const char* kSteps[] = {"f1_fp8",          "f2_p_scale",    "f3_two_le
 // Steps that differ in quantisation.
 constexpr const char* kPasses[] = {"f1_fp8", "f4_block_scales", "f5_incoherent",
                                    "f6_smooth_v_chunks"};
+// f8 has Q in registers at d=128.
+int64_t dim_of(const std::string& step) { return step.starts_with("f8") ? 128 : 64; }
 
 bool sums_by_chunks(const Step& step) {
   return one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary", "f8_q_in_registers"});
@@ -44,12 +46,14 @@ Case case_of(Problem p, Change change) {
 }
 
 // Runs the steps named by `which` and compares some rows of each head, for problems on which the
-// whole reference would take longer than the step.
-void check_some_rows(Problem p, Backend backend, bool (*which)(const Step&), double budget) {
+// whole reference would take longer than the step. Returns the number of steps.
+int check_some_rows(Problem p, Backend backend, bool (*which)(const Step&), double budget) {
   p.finish();
   const HostTensors in = draw(forward(), p).tensors;
+  int ran = 0;
   for (const Step* step : steps_for("forward", p)) {
     if (!which(*step)) continue;
+    ++ran;
     INFO(step->name << ": " << p.text());
     Session session(p, forward(), backend, in);
     REQUIRE(session.prepare(*step).ok());
@@ -61,6 +65,7 @@ void check_some_rows(Problem p, Backend backend, bool (*which)(const Step&), dou
       CHECK(failure_text(v) == "");
     }
   }
+  return ran;
 }
 
 // Each group of `keys` keys of each head of V has its own means and magnitude: a scale or mean of a
@@ -131,14 +136,14 @@ TEST_CASE("FP8 steps are correct on several tiles at head dim 256", "[emulated][
 
 // More queries than keys: the first rows are fully masked; the last tile visits two chunks.
 TEST_CASE("f6 and f8 merge chunks with more queries than keys", "[emulated][fp8]") {
-  Problem p = one_head(problem(4230, 4190, 64, DType::e4m3, InputKind::needle));
-  p.window_left = 64, p.window_right = 0;
-  check_some_rows(
-      p, Backend::emulated,
-      [](const Step& step) {
-        return one_of_steps(step, {"f6_smooth_v_chunks", "f8_q_in_registers"});
-      },
-      1e6);
+  const auto both = [](const Step& step) {
+    return one_of_steps(step, {"f6_smooth_v_chunks", "f8_q_in_registers"});
+  };
+  for (const int64_t d : {64, 128}) {  // Q is in registers at d=128
+    Problem p = one_head(problem(4230, 4190, d, DType::e4m3, InputKind::needle));
+    p.window_left = 64, p.window_right = 0;
+    CHECK(check_some_rows(p, Backend::emulated, both, 1e6) == 2);
+  }
 }
 
 // More tiles than blocks: a block processes several, and reuses its workspace.
@@ -160,10 +165,10 @@ TEST_CASE("FP8 steps are correct with several tiles per block on the GPU", "[gpu
 }
 
 TEST_CASE("O is 0 if V is 0", "[emulated][fp8]") {
-  const Case c = case_of(one_head(problem(70, 150, 64, DType::e4m3)),
-                         [](HostTensors& in) { std::ranges::fill(in.at("v").data, 0.0f); });
   for (const char* name : kSteps) {
     INFO(name);
+    const Case c = case_of(one_head(problem(70, 150, dim_of(name), DType::e4m3)),
+                           [](HostTensors& in) { std::ranges::fill(in.at("v").data, 0.0f); });
     HostTensors out;
     CHECK(run_step(step_named(name), c, Backend::emulated, &out) == "");  // lse too
     CHECK(std::ranges::all_of(out.at("o").data, [](float x) { return x == 0; }));
@@ -197,16 +202,20 @@ constexpr float kInfinities[] = {std::numeric_limits<float>::infinity(),
 
 // Outputs of a step for a problem, and for the same with one element of the first head replaced.
 struct Spoilt {
-  static constexpr int64_t kColumn = 7;
+  int64_t column = 7;
   const Step& step;
   Problem p;
   HostTensors in, right, out = {};
-  Spoilt(const Step& of, const Problem& problem)
-      : step(of), p(problem), in(draw(forward(), p).tensors), right(outputs_of(step, p, in)) {}
+  Backend backend = Backend::emulated;
+  Spoilt(const Step& of, const Problem& given)
+      : Spoilt(of, given, draw(forward(), given).tensors, Backend::emulated) {}
+  Spoilt(const Step& of, const Problem& given, HostTensors inputs, Backend where)
+      : step(of), p(given), in(std::move(inputs)), right(outputs_of(step, p, in, where)),
+        backend(where) {}
   void spoil(const char* tensor, int64_t row, float bad) {
     HostTensors changed = in;
-    changed.at(tensor).data[static_cast<std::size_t>(row * p.head_dim + kColumn)] = bad;
-    out = outputs_of(step, p, changed);
+    changed.at(tensor).data[static_cast<std::size_t>(row * p.head_dim + column)] = bad;
+    out = outputs_of(step, p, changed, backend);
   }
   bool nan(int64_t h, int64_t i, int64_t c) const {
     return std::isnan(out.at("o").row(0, h, i)[c]);
@@ -226,21 +235,21 @@ struct Spoilt {
     for (int64_t c = 0; c < p.head_dim; ++c) size += std::pow(double{before[c]}, 2);
     const double rms = std::sqrt(size / static_cast<double>(p.head_dim));
     for (int64_t c = 0; c < p.head_dim; ++c)
-      if (!(std::abs(o[c] - before[c]) <= (c == kColumn ? within * rms : 0))) return false;
+      if (!(std::abs(o[c] - before[c]) <= (c == column ? within * rms : 0))) return false;
     return lse_as_before(h, i);
   }
   // Bitwise equal, except one column, which is NaN.
   bool column_nan(int64_t h, int64_t i) const {
     const float *o = out.at("o").row(0, h, i), *before = right.at("o").row(0, h, i);
     for (int64_t c = 0; c < p.head_dim; ++c)
-      if (c == kColumn ? !std::isnan(o[c]) : o[c] != before[c]) return false;
+      if (c == column ? !std::isnan(o[c]) : o[c] != before[c]) return false;
     return lse_as_before(h, i);
   }
 };
 
 // Rows of the first head have 20 visible keys to each side; key 10 is in the first tile.
-Problem narrow_window() {
-  Problem p = problem(300, 300, 64, DType::e4m3);
+Problem narrow_window(const std::string& step) {
+  Problem p = problem(300, 300, dim_of(step), DType::e4m3);
   p.window_left = 20, p.window_right = 20;
   p.finish();
   return p;
@@ -254,8 +263,8 @@ Problem narrow_window() {
 // value.
 TEST_CASE("NaN in V affects its channel in query tiles that visit its key tile",
           "[emulated][fp8]") {
-  const Problem p = narrow_window();
   for (const char* name : kSteps) {
+    const Problem p = narrow_window(name);
     const Step& step = step_named(name);
     const int64_t block_m = tiling_of(step, p)->block_m;
     const float within = sums_by_chunks(step) ? 0.1f : 0;
@@ -271,28 +280,69 @@ TEST_CASE("NaN in V affects its channel in query tiles that visit its key tile",
     }
   }
 }
-TEST_CASE("NaN in V of f6 affects its key tile and not its chunk", "[emulated][fp8]") {
-  for (const bool visits : {false, true}) {
-    Problem p = problem(40, 4200, 64, DType::e4m3);  // row 0 is aligned with key 4160
-    p.window_left = visits ? 4100 : 80, p.window_right = 0;
+void check_nan_in_v(Backend backend) {
+  const auto check = [&](const char* step, int64_t d, int64_t key, int64_t column, bool visits) {
+    Problem p = problem(40, 4400, d, DType::e4m3);  // row 0 is aligned with key 4360
+    p.window_left = visits ? 4360 - key + 39 : 50, p.window_right = 0;
     p.finish();
-    Spoilt s(step_named("f6_smooth_v_chunks"), p);
+    HostTensors in = draw(forward(), p).tensors;
+    HostTensor& v = in.at("v");  // chunks and halves of the columns have other means
+    for (std::size_t i = 0; i < v.data.size(); ++i) {
+      const auto row = static_cast<int64_t>(i) / d % 4400, half = static_cast<int64_t>(i) % d / 64;
+      v.data[i] += 2 + 4 * static_cast<float>(row / 4096) + 8 * static_cast<float>(half);
+    }
+    round_to(DType::bf16, v.data.data(), v.data.size());
+    Spoilt s(step_named(step), p, std::move(in), backend);
+    s.column = column;
     for (const float bad : {NAN, kInfinities[0], kInfinities[1]}) {
-      s.spoil("v", 100, bad);  // a tile of the first chunk
-      INFO(bad << " " << visits);
+      s.spoil("v", key, bad);
+      INFO(step << " " << key << " " << bad << " " << visits);
       for (int64_t i = 0; i < 40; ++i) {
-        CHECK((visits ? s.column_nan(0, i) : s.as_before(0, i, 0.1f)));
+        CHECK((visits ? s.column_nan(0, i) : s.as_before(0, i, 0.02f)));
         CHECK(s.as_before(1, i));
       }
     }
+  };
+  // a tile of the first chunk's first block; of its second, in the second panel; of the last chunk
+  for (const bool visits : {false, true}) {
+    check("f6_smooth_v_chunks", 64, 100, 7, visits);
+    check("f8_q_in_registers", 128, 1000, 71, visits);
+    check("f8_q_in_registers", 128, 4150, 71, visits);
   }
+}
+TEST_CASE("NaN in V of f6 and f8 affects its key tile and not its chunk", "[emulated][fp8]") {
+  check_nan_in_v(Backend::emulated);
+}
+TEST_CASE("NaN in V of f6 and f8 affects its key tile on the GPU", "[gpu][fp8]") {
+  check_nan_in_v(Backend::gpu);
+}
+// Its codes are all NaN. Mean and scale are those of no finite key at all.
+TEST_CASE("a column of V that is NaN makes a column of O NaN, and no other", "[emulated][fp8]") {
+  Problem p = problem(40, 700, 128, DType::e4m3);
+  p.finish();
+  const Step& step = step_named("f8_q_in_registers");
+  HostTensors in = draw(forward(), p).tensors;
+  const HostTensors right = outputs_of(step, p, in);
+  for (std::size_t key = 0; key < 700; ++key) in.at("v").data[key * 128 + 71] = NAN;
+  const HostTensors out = outputs_of(step, p, in);
+  for (int64_t h = 0; h < p.heads; ++h)
+    for (int64_t i = 0; i < 40; ++i)
+      for (int64_t c = 0; c < 128; ++c) {
+        const float o = out.at("o").row(0, h, i)[c];
+        const bool as_expected =
+            h == 0 && c == 71 ? std::isnan(o) : o == right.at("o").row(0, h, i)[c];
+        if (!as_expected) INFO(h << " " << i << " " << c << ": " << o);
+        CHECK(as_expected);
+      }
 }
 
 // NaN in Q affects its row; NaN in K all rows for which the key is visible. The Hadamard rotation
 // spreads it over all columns of its row.
 TEST_CASE("NaN in Q or K makes O and lse NaN in the rows that use it", "[emulated][fp8]") {
-  const Problem p = narrow_window();
-  for (const char* name : kPasses) {
+  std::vector<const char*> steps(std::begin(kPasses), std::end(kPasses));
+  steps.push_back("f8_q_in_registers");
+  for (const char* name : steps) {
+    const Problem p = narrow_window(name);
     const Step& step = step_named(name);
     Spoilt s(step, p);
     for (const char* tensor : {"q", "k"})

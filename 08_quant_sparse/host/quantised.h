@@ -8,7 +8,7 @@
 
 namespace attn {
 
-/// Rows per quantisation tile, as in quantise.h; keys per chunk, as in quantise_chunks.h.
+/// Rows per quantisation tile, as in quantise.h; keys per chunk, as in kernels/hopper/smooth_v.h.
 constexpr int64_t kTileRows = 128, kChunkKeys = 4096;
 
 /// Prefill: inputs quantised by the step (operation forward).

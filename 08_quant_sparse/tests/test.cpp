@@ -75,7 +75,8 @@ TEST_CASE("prefill steps match the reference on short problems", "[emulated]") {
 }
 
 // Chunks of 4096 values: one whole and part of another; three; some cut off by a mask; tiles of
-// several heads, so that one head's workspace is not taken for another's.
+// several heads, so that one head's workspace is not taken for another's. The last two have V in
+// clusters of two and of four blocks.
 TEST_CASE("q8 merges chunks", "[emulated]") {
   const auto check = [](Problem p) {
     const Counts ran = check_steps("forward", p, Backend::emulated, [](const Step& step, int) {
@@ -95,6 +96,10 @@ TEST_CASE("q8 merges chunks", "[emulated]") {
   p = problem(65, 8193, 256, DType::e4m3, InputKind::random);
   p.batch = p.heads = p.kv_heads = 1;
   check(p);
+  for (const int64_t keys : {700, 1100}) {
+    p = problem(65, keys, 128, DType::e4m3, InputKind::needle);
+    check(p);
+  }
 }
 
 TEST_CASE("prefill steps on the GPU", "[gpu]") {

@@ -4,7 +4,7 @@
 /// "mapa", "ld.shared::cluster"; CUDA C++ Programming Guide, "Thread Block Clusters" (sm_90).
 ///
 /// A block must not end while others may access its shared memory, nor access theirs before they
-/// run: kernels begin and end with cluster_sync().
+/// run: kernels synchronise before the first such access and after the last.
 #pragma once
 
 #include <cstdint>

@@ -733,8 +733,8 @@ tool_cannot() {  # CHAPTER OPERATION TOOL
         "two warps of a pair come" \
         "to one named barrier from two places in the code, which PTX allows; synccheck takes it for divergence" ;;
     # Their producer warp writes a scale, or the index of the block, along with each tile. A warp
-    # reads it, synchronises with __syncwarp, and one lane arrives for all. The only finding in f6's
-    # kernel, which f7 launches too, is in sanitizer_exceptions.txt.
+    # reads it, synchronises with __syncwarp, and one lane arrives for all. The only findings in
+    # the kernels of f6, which f7 launches too, and of f8 are in sanitizer_exceptions.txt.
     06_flash_v3_hopper/forward/racecheck) echo "$(steps_like "$1" "^f[45]_") $kOneLaneArrives" ;;
     06_flash_v3_hopper/backward/racecheck)
       echo "$(steps_like "$1" "^b([4-9]|1[0-6])_") $kOneLaneArrives" ;;

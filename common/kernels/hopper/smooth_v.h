@@ -35,8 +35,7 @@ struct alignas(16) ColumnStatistics {
 struct SmoothV {  // a block: its parameters and its shared memory
   static constexpr int kThreads = 256, kWarps = kThreads / 32, kColumns = 64;
   static constexpr int kKeys = 512, kTileKeys = 128, kTiles = kKeys / kTileKeys;
-  // e4m3's largest number. l is divided by a descale, at least 2^-88.8: below l = 2^37 the quotient
-  // is below 2^126.
+  // e4m3's largest number, and the least absolute maximum: 1 / descale is at most 2^88.8.
   static constexpr float kLargest = 448, kSmallest = 0x1p-80f;
   ColumnStatistics sWarps[kWarps][kColumns];
   ColumnStatistics sBlock[kColumns];         // all blocks of the cluster read it
@@ -95,7 +94,7 @@ __global__ void __launch_bounds__(SmoothV::kThreads, 2)
   // A thread holds 8 columns of the four keys in neighbouring slots, in each tile of 128 keys.
   const int column = thread % 8 * 8, group = thread / 8;
   const int key0 = block_key + group / 4 * 16 + e4m3_column(group % 4 * 4);
-  // `whole`, a type: no key is past the end, and nothing is compared.
+  // `whole` is a type. If it is true, all keys of the block exist, and nothing is compared.
   const auto quantise = [&](auto whole) {
     const auto after = [](int tile, int i) { return tile * SmoothV::kTileKeys + e4m3_column(i); };
     const auto exists = [&](int tile, int i) { return whole.value || key0 + after(tile, i) < end; };
