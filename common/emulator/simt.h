@@ -30,6 +30,8 @@
 ///     those that were resident in its place before; of the readers of a byte of global memory
 ///     some are remembered, of shared memory all, of its atomics the last;
 ///   - races and lost updates under AddressSanitizer; `__launch_bounds__` with Clang;
+///   - the copy of a struct that is passed by value straight from shared or global memory: GCC does
+///     not instrument it, so its races are not found; pass a reference, or copy it to a variable;
 ///   - rounding of the fast functions (__expf and so on): they are as exact as the host's;
 ///   - when a dependent launch begins: it runs after the launch before; what it reads too early is
 ///     found where races between blocks are looked for;
