@@ -47,8 +47,8 @@ void round_tiles(HostTensor& t) {
 
 // Random signs, then the Hadamard matrix.
 void rotate_rows(HostTensor& t, std::size_t d) {
-  for (std::size_t first = 0; first < t.data.size(); first += d) {
-    float* const x = t.data.data() + first;
+  parallel_for(static_cast<int64_t>(t.data.size() / d), [&](int64_t row) {
+    float* const x = t.data.data() + static_cast<std::size_t>(row) * d;
     for (std::size_t i = 0; i < d; ++i) x[i] *= random_sign(static_cast<int>(i));
     for (std::size_t apart = 1; apart < d; apart *= 2)
       for (std::size_t i = 0; i < d; ++i)
@@ -56,7 +56,7 @@ void rotate_rows(HostTensor& t, std::size_t d) {
           const float a = x[i], b = x[i + apart];
           x[i] = a + b, x[i + apart] = a - b;
         }
-  }
+  });
 }
 
 int64_t heads_q(const Problem& p) { return p.batch * p.heads; }
@@ -259,17 +259,16 @@ static HostTensors with_rotary(const Problem& p, HostTensors inputs, DType store
   for (const char* name : {"q", "k"}) {
     HostTensor& t = inputs.at(name);
     const int64_t first = *name == 'q' ? rotary_row_of_queries(p) : rotary_row_of_keys(p);
-    for (std::size_t at = 0; at < t.data.size(); at += d) {
-      float* const x = t.data.data() + at;
-      const float* const angle =
-          table.row(0, 0, first + static_cast<int64_t>(at / d) % t.spec.shape[2]);
+    parallel_for(static_cast<int64_t>(t.data.size() / d), [&](int64_t row) {
+      float* const x = t.data.data() + static_cast<std::size_t>(row) * d;
+      const float* const angle = table.row(0, 0, first + row % t.spec.shape[2]);
       for (std::size_t c = 0; c < half; ++c) {
         const float a = x[c], b = x[c + half];
         x[c] = a * angle[c] - b * angle[c + half];
         x[c + half] = b * angle[c] + a * angle[c + half];
       }
       round_to(stored_in, x, d);
-    }
+    });
   }
   return inputs;
 }
