@@ -22,20 +22,24 @@ import attn.torch
 from attn.flash_attn import flash_attn_func
 from small_model import losses_of
 
-CALLS, TOGETHER = 10_000, 50  # calls in all; after so many the host waits for the GPU
+CALLS, TURNS = 10_000, 20
+TOGETHER = 50  # calls after which the host waits for the GPU
 
 
-def median_us(call):
-    times = []
-    for n in range(CALLS + 1000):
-        if n % TOGETHER == 0:
-            torch.cuda.synchronize()
-        begin = time.perf_counter_ns()
-        call()
-        if n >= 1000:  # the others warm up
-            times.append((time.perf_counter_ns() - begin) / 1000)
+def medians_us(calls):
+    """Median host time of each, taken in turns: a busy host slows all of them alike."""
+    times = [[] for _ in calls]
+    for turn in range(TURNS + 2):
+        for call, taken in zip(calls, times):
+            for n in range(CALLS // TURNS):
+                if n % TOGETHER == 0:
+                    torch.cuda.synchronize()
+                begin = time.perf_counter_ns()
+                call()
+                if turn >= 2:  # the others warm up
+                    taken.append((time.perf_counter_ns() - begin) / 1000)
     torch.cuda.synchronize()
-    return statistics.median(times)
+    return [statistics.median(taken) for taken in times]
 
 
 def from_cpp(bench):
@@ -63,29 +67,31 @@ def print_torch():
     shape = (1, 2, 64, 64)
     plain = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(3)]
     grad = [x.clone().requires_grad_() for x in plain]
-    rows = [("attn.torch.attention", lambda *x: attn.torch.attention(*x, causal=True)),
-            ("attn.forward", lambda *x: attn.forward(*x, causal=True)),
-            ("attn.flash_attn.flash_attn_func", lambda *x: flash_attn_func(*x, causal=True)),
-            ("scaled_dot_product_attention", lambda *x: F.scaled_dot_product_attention(
-                *x, is_causal=True))]
-    print(f"\nPyTorch {torch.__version__}: host time of a call, us, bf16 {list(shape)}, causal, "
-          f"median of {CALLS}\n")
-    print(f"{'function':<40} {'no gradients':>13} {'with gradients':>15} {'and backward':>13}")
-    for name, function in rows:
-        us = [median_us(lambda: function(*plain))]
-        if name != "attn.forward":
-            us.append(median_us(lambda: function(*grad)))
-            dout = torch.ones_like(function(*grad))
-            us.append(median_us(lambda: torch.autograd.grad(function(*grad), grad, dout)))
-        print(f"{name:<40} {us[0]:>13.2f}" + "".join(f" {x:>{w}.2f}" for x, w in
-                                                     zip(us[1:], (15, 13))))
     pages = torch.zeros(4, 64, 2, 64, dtype=torch.bfloat16, device="cuda")
     table = torch.arange(1, dtype=torch.int32, device="cuda").view(1, 1)
     lengths = torch.full((1,), 64, dtype=torch.int32, device="cuda")
     query = plain[0][:, :, :1].contiguous()
-    cached = median_us(lambda: attn.decode(query, *plain[1:], lengths))
-    paged = median_us(lambda: attn.paged_decode(query, pages, pages, table, lengths))
-    print(f"{'attn.decode':<40} {cached:>13.2f}\n{'attn.paged_decode':<40} {paged:>13.2f}")
+    differentiable = {
+        "attn.torch.attention": lambda *x: attn.torch.attention(*x, causal=True),
+        "attn.flash_attn.flash_attn_func": lambda *x: flash_attn_func(*x, causal=True),
+        "scaled_dot_product_attention": lambda *x: F.scaled_dot_product_attention(
+            *x, is_causal=True)}
+    others = {
+        "attn.forward": lambda: attn.forward(*plain, causal=True),
+        "attn.decode": lambda: attn.decode(query, *plain[1:], lengths),
+        "attn.paged_decode": lambda: attn.paged_decode(query, pages, pages, table, lengths)}
+    douts = [torch.ones_like(f(*grad)) for f in differentiable.values()]
+    columns = [
+        medians_us([*(lambda f=f: f(*plain) for f in differentiable.values()), *others.values()]),
+        medians_us([lambda f=f: f(*grad) for f in differentiable.values()]),
+        medians_us([lambda f=f, dout=dout: torch.autograd.grad(f(*grad), grad, dout)
+                    for f, dout in zip(differentiable.values(), douts)])]
+    print(f"\nPyTorch {torch.__version__}: host time of a call, us, bf16 {list(shape)}, causal, "
+          f"median of {CALLS}\n")
+    print(f"{'function':<40} {'no gradients':>13} {'with gradients':>15} {'and backward':>13}")
+    for row, name in enumerate([*differentiable, *others]):
+        print(f"{name:<40}" + "".join(f" {column[row]:>{width}.2f}" for column, width in
+                                      zip(columns, (13, 15, 13)) if row < len(column)))
 
 
 def print_training():
