@@ -1,9 +1,8 @@
 // f8_q_in_registers: at d=128, Q is in registers, as wgmma's A operand.
 //
-// parent    f7_rotary
+// parent    f6_smooth_v_chunks
 // change    A warpgroup loads its 64 rows of Q by ldmatrix, once per query tile: 16 registers per
-//           thread. It releases the buffer at once. The passes are f7's, the rest of the attention
-//           kernel is f6's.
+//           thread. It releases the buffer at once. The passes are those of f7.
 // why       With both operands in shared memory, a warpgroup's S = Q K^T reads its rows of Q again
 //           for every key block: 8 KB next to 16 KB of K. P V reads 16 KB of V.
 // expect    a fifth less shared memory traffic per key block, and higher speed at d=128. At d=64
