@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
@@ -350,9 +351,8 @@ std::string CodeKeys::method(const std::string& part, const std::string& chapter
           if (member.name == "warmup" || member.name == "repeat") append(all, member.tokens);
     drop_messages(all);
     if (part == "peers") append(all, lex_python(read(scripts / "peers.py")));
-    for (const char* end : {".fa3", ".fp8", ".pages"})
-      if (part == "peers" && document.ends_with(end))
-        append(all, lex_python(read(scripts / "peers_formats.py")));
+    if (part == "peers" && by_peers_formats(document))
+      append(all, lex_python(read(scripts / "peers_formats.py")));
   } else if (part == "counters" || part == "sanitizer") {
     const bool counters = part == "counters";
     const std::string text = read(scripts / (counters ? "verify_on_gpu.sh" : "gpu_problems.sh"));
@@ -381,6 +381,11 @@ std::string problem_options(const std::string& options) {
     else
       text += (text.empty() ? "" : " ") + word;
   return text;
+}
+
+bool by_peers_formats(const std::string& document) {
+  return std::ranges::any_of(std::array{".fa3", ".fp8", ".pages"},
+                             [&](const char* end) { return document.ends_with(end); });
 }
 
 std::vector<std::string> steps_option(const std::string& options) {

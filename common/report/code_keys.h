@@ -36,6 +36,9 @@ struct ListedProblem {
   std::string options;  ///< options of a program or of peers.py, without the steps
   std::vector<std::string> steps;  ///< the names after --steps
 };
+/// Whether peers_formats.py measures a document of the part peers. verify_on_gpu.sh has the same
+/// list.
+bool by_peers_formats(const std::string& document);
 /// The values of --steps.
 std::vector<std::string> steps_option(const std::string& options);
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 
+#include "report/code_keys.h"
 #include "report/table_kinds.h"
 #include "report/table_text.h"
 
@@ -40,7 +41,7 @@ Ratios read_ratios(const fs::path& folder, const std::string& name) {
           if (ratio.is_number()) r.by_step[step][peer].push_back(ratio.get<double>());
     return r;
   }
-  r.source = "`peers.py`";
+  r.source = by_peers_formats(name) ? "`peers_formats.py`" : "`peers.py`";
   r.titles = {{"flash", "FlashAttention-2 (PyTorch), called"},
               {"flash graph", "FlashAttention-2 (PyTorch), as a graph"},
               {"cudnn", "cuDNN, called"},

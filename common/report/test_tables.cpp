@@ -108,7 +108,7 @@ TEST_CASE("a headline has mean, least, most and points, and names the strongest 
   };
   add({{"cudnn", 2}, {"cudnn graph", 0.5}, {"flash", 3}});
   add({{"cudnn", 0.5}, {"cudnn graph", 0.5}});
-  reports.write("peers.09_x", p);
+  reports.write("peers.09_x", p), reports.write("peers.09_x.fp8", p);
   json o = {{"schema", "attn-others-1"},
             {"measured_by", "not by this repository's scripts"},
             {"date", "2026-11-26"},
@@ -127,6 +127,7 @@ TEST_CASE("a headline has mean, least, most and points, and names the strongest 
   reports.write("others.09_x", o);
   const std::string text = reports.table(
       "headline Decode,_long=peers.09_x:v7:cudnn,cudnn_graph,flash "
+      "FP8=peers.09_x.fp8:v7:cudnn,cudnn_graph,flash "
       "Forward=others.09_x:v7:fa3,fa3_kernel");
   has_line(text,
            "| what | step | compared with | times as fast | least to most | problems | card | "
@@ -140,6 +141,9 @@ TEST_CASE("a headline has mean, least, most and points, and names the strongest 
   has_line(text,
            "| Decode, long | `v7` | FlashAttention-2 (PyTorch), called | 3.00 | 3.00 to 3.00 | "
            "1 of 2 | NVIDIA H200 | `peers.py` |");
+  has_line(text,
+           "| FP8 | `v7` | FlashAttention-2 (PyTorch), called | 3.00 | 3.00 to 3.00 | 1 of 2 | "
+           "NVIDIA H200 | `peers_formats.py` |");
   has_line(text,
            "| Forward | `v7` | FlashAttention-3 | 1.10 | 1.00 to 1.21 | 2 | NVIDIA H100 | "
            "others, 2026-11-26 |");
