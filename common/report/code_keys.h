@@ -37,7 +37,7 @@ struct ListedProblem {
   std::vector<std::string> steps;  ///< the names after --steps
 };
 /// Whether peers_formats.py measures a document of the part peers. verify_on_gpu.sh has the same
-/// list.
+/// list (common/tests/evidence/notices.sh).
 bool by_peers_formats(const std::string& document);
 /// The values of --steps.
 std::vector<std::string> steps_option(const std::string& options);

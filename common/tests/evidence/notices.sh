@@ -63,7 +63,7 @@ echo "host times of calls" >"$reports/calls.common.txt"
 scripts=$root/common/scripts
 of_script=$(sed -n 's/^ *\(\*\.[^)]*\)) script=peers_formats.py.*/\1/p' "$scripts/verify_on_gpu.sh")
 keys=$project/common/report/code_keys.cpp
-of_keys=$(sed -n 's/.*for (const char\* end : {\(.*\)}).*/\1/p' "$keys" |
+of_keys=$(sed -n '/by_peers_formats/,/^}/s/.*std::array{\(.*\)}.*/\1/p' "$keys" |
   sed 's/", "/|*/g; s/"//g; s/^/*/')
 [[ -n $of_script && $of_script == "$of_keys" ]] ||
   { echo "FAILED: verify_on_gpu.sh: $of_script, code_keys.cpp: $of_keys"; exit 1; }
