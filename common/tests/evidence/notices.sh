@@ -59,7 +59,7 @@ echo "host times of calls" >"$reports/calls.common.txt"
 "$report" evidence finish --root "$root" "$reports" calls common passed 1 calls.common.txt \
   --measured "$work/measured"
 
-# Which files of peers are those of peers_formats.py is said in three places.
+# Which files peers_formats.py writes: verify_on_gpu.sh, code_keys.cpp and gpu_problems.sh agree.
 scripts=$root/common/scripts
 of_script=$(sed -n 's/^ *\(\*\.[^)]*\)) script=peers_formats.py.*/\1/p' "$scripts/verify_on_gpu.sh")
 keys=$project/common/report/code_keys.cpp
