@@ -14,6 +14,7 @@
 #include "device/device.h"
 #include "attn/kernel.h"
 #include "ptx/ldmatrix.h"
+#include "ptx/bulk.h"
 #include "ptx/mbarrier.h"
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
@@ -50,6 +51,9 @@ struct Config {
   static_assert(kScaleRows % 64 == 0 && kScaleRows % kBlockN == 0);
   static constexpr int kStages = kHeadDim == 256 ? 2 : 3;  // buffers for K, and for V
   static constexpr int kQStages = 2;                       // buffers for Q
+  // Buffers for means and descales of a chunk. They are read after the last V of the chunk is
+  // released: until then the producer may load V of kStages further blocks, each a chunk's last.
+  static constexpr int kChunkBuffers = kStages + 1;
   static constexpr bool kQInRegisters = kHeadDim == 128;
   // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
   // threads, 128 for 512). setmaxnreg moves these between warpgroups; asking for more than are free
@@ -70,6 +74,7 @@ struct SharedStorage {
   alignas(1024) uint8_t sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
   alignas(1024) uint8_t sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(1024) uint8_t sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
+  float4 sChunk[Config::kChunkBuffers][Config::kHeadDim / 2];  // mean and descale of two columns
   float q_descale[Config::kQStages][Config::kNumConsumers], k_descale[Config::kStages];
   // mbarriers: TMA bytes have landed
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
@@ -79,8 +84,8 @@ struct SharedStorage {
   // suffice: the Q producer waits for prefetch, so it is at most one tile ahead of K and V.
   uint64_t work_full[2], prefetch;
   WorkTile work[kWorkRing];
-  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_descale, k_descale, q_full, k_full, v_full, q_empty,
-               k_empty, v_empty, work_full, prefetch, work)
+  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, sChunk, q_descale, k_descale, q_full, k_full, v_full,
+               q_empty, k_empty, v_empty, work_full, prefetch, work)
 };
 
 using TileScheduler = DynamicPersistent;
@@ -150,13 +155,13 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 template <class Config>
 __device__ __forceinline__ void merge_partials(float (&o)[Config::kHeadDim / 8][4],
                                                const float (&row_max)[2], float (&row_sum)[2],
-                                               const float4* gSums, const float4* gChunk,
+                                               const float4* gSums, const float4* chunk,
                                                bool first) {
   constexpr int kStride = kWarpgroup * Config::kNumConsumers;
   const float chunk_sum[2] = {quad_sum(row_sum[0]), quad_sum(row_sum[1])};
 #pragma unroll
   for (int n = 0; n < Config::kHeadDim / 8; ++n) {
-    const float4 v = gChunk[4 * n];  // mean and descale of two columns
+    const float4 v = chunk[4 * n];  // mean and descale of two columns
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       o[n][i] = fmaf(o[n][i], i % 2 == 0 ? v.y : v.w, chunk_sum[i / 2] * (i % 2 == 0 ? v.x : v.z));
@@ -264,8 +269,10 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
 // K/V producer: another thread loads K_j and V_j into empty stages.
 template <class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const TensorMap& mapK,
-                                           const TensorMap& mapV, const Descales& descales) {
+                                           const TensorMap& mapV, const Descales& descales,
+                                           const float4* gChunks) {
   constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim;
+  constexpr int kChunkBytes = sizeof(smem.sChunk[0]);
   PipelineState<Config::kStages> kv;
   for (PipelineState<2> ring;; ring.advance()) {
     mbarrier_wait(&smem.work_full[ring.index()], ring.phase());
@@ -282,7 +289,15 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const Te
       mbarrier_arrive_expect_tx(&smem.k_full[stage], kTileBytes);
       tma_load(smem.sK[stage], mapK, &smem.k_full[stage], {0, key0, 0, work.kv_head});
       mbarrier_wait(&smem.v_empty[stage], kv.phase() ^ 1);
-      mbarrier_arrive_expect_tx(&smem.v_full[stage], kTileBytes);
+      const bool chunk_ends =
+          n_block == work.kv_range.begin || n_block % Config::kChunkBlocks == 0;
+      mbarrier_arrive_expect_tx(&smem.v_full[stage], kTileBytes + (chunk_ends ? kChunkBytes : 0));
+      if (chunk_ends) {
+        const int64_t chunk = int64_t{work.kv_head} * ceil_div(work.seqlen_k, kChunkKeys) +
+                              n_block / Config::kChunkBlocks;
+        bulk_load(smem.sChunk[PipelineState<Config::kChunkBuffers>{kv.count}.index()],
+                  gChunks + chunk * (Config::kHeadDim / 2), kChunkBytes, &smem.v_full[stage]);
+      }
 #pragma unroll
       for (int key = 0; key < kBlockN; key += kPanelKeys<kBlockN>)  // one panel after another
         tma_load(smem.sV[stage] + key * Config::kHeadDim, mapV, &smem.v_full[stage],
@@ -329,7 +344,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x % kWarpgroup == 0) produce_q<Config>(smem, mapQ, shape, scheduler, descales);
-    if (threadIdx.x % kWarpgroup == kWarp) produce_kv<Config>(smem, mapK, mapV, descales);
+    if (threadIdx.x % kWarpgroup == kWarp)
+      produce_kv<Config>(smem, mapK, mapV, descales, gChunks);
     return;
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
@@ -400,10 +416,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
   // Called when O holds all P V of a chunk: merges it with the previous chunks.
   const auto merge = [&](const WorkTile& work, int chunk, const float(&max)[2], float(&sum)[2]) {
-    const int64_t idx = int64_t{work.kv_head} * ceil_div(shape.seqlen_k, kChunkKeys) + chunk;
     const bool first = chunk == (work.kv_range.end - 1) / kChunkBlocks;
-    merge_partials<Config>(o, max, sum, own_sums(), gChunks + idx * (kHeadDim / 2) + quad_col() / 2,
+    const PipelineState<Config::kChunkBuffers> last{kv.count - 2};  // the chunk's last block
+    merge_partials<Config>(o, max, sum, own_sums(), smem.sChunk[last.index()] + quad_col() / 2,
                            first);
+    fence_proxy_async();  // bulk_load overwrites what has been read
   };
   // Waits for K of this block and reads its scale.
   const auto wait_k = [&] {

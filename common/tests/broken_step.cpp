@@ -154,7 +154,7 @@ int main(int argc, char** argv) {
   if (step.name == "f6_smooth_v_chunks")
     p.seqlen_q = 150, p.seqlen_k = 4096 + 391;        // two chunks of V
   if (step.name == "f8_q_in_registers")
-    p.head_dim = 128, p.seqlen_q = 600;               // several query tiles per block
+    p.head_dim = 128, p.seqlen_q = 600, p.seqlen_k = 300;  // several query tiles per block
   if (step.name == "b5_whole_heads") p.kv_heads = 2;  // a head for each of the emulator's SMs
   if (step.name == "b6_tuned")  // one visit per key tile: the producer runs tiles ahead
     p.heads = 1, p.seqlen_q = 100, p.seqlen_k = 1100;
