@@ -400,8 +400,9 @@ while read -r key text; do
     step) chapter=${text%%/*} ;;
     problem) [[ $'\n'$(problems_of "$chapter" forward)$'\n' == *$'\n'"$text"$'\n'* ]] ||
       fail "sanitizer_exceptions.txt: $chapter has no such problem: $text" ;;
-    first | second) grep -qF -- "${text#*: }" "$scripts/../../$chapter/${text%%: *}" ||
-      fail "sanitizer_exceptions.txt: not in $chapter/${text%%: *}: ${text#*: }" ;;
+    first | second) grep -rqF --include="${text%%: *}" -- "${text#*: }" \
+      "$scripts/../../$chapter" "$scripts/../ptx" ||
+      fail "sanitizer_exceptions.txt: not in ${text%%: *} of $chapter or common/ptx: ${text#*: }" ;;
   esac
 done <"$scripts/sanitizer_exceptions.txt"
 # The pages of 06 explain the finding in the kernels of f6, which f7 launches, too, and of f8.
