@@ -151,8 +151,10 @@ int main(int argc, char** argv) {
   if (const auto& dims = step.limits.head_dims; !dims.empty() && !std::ranges::count(dims, 64))
     p.head_dim = dims.front();
   p.dtype = quantises_to(step);
-  if (step.name == "f6_smooth_v_chunks")
-    p.seqlen_q = 150, p.seqlen_k = 4096 + 391;        // two chunks of V
+  // Several query tiles per block, with two chunks of V: 32 blocks of keys, and as many as V has
+  // buffers.
+  if (step.name == "f6_smooth_v_chunks" || step.name == "q8_tuned")
+    p.seqlen_q = 600, p.seqlen_k = 4096 + 300, p.heads = 4, p.kv_heads = 2;
   if (step.name == "f8_q_in_registers")
     p.head_dim = 128, p.seqlen_q = 600, p.seqlen_k = 300;  // several query tiles per block
   if (step.name == "b5_whole_heads") p.kv_heads = 2;  // a head for each of the emulator's SMs
@@ -165,7 +167,6 @@ int main(int argc, char** argv) {
   if (step.name == "b14_softcap_d256") p.softcap = 1, p.causal = true;
   if (step.name == "b15_packed_d256")  // tiles past the end, then one that has keys
     p.varlen_q = {100, 0, 140}, p.varlen_k = {60, 64, 150}, p.softcap = 15;
-  if (step.name == "q8_tuned") p.seqlen_q = 200, p.seqlen_k = 4096 + 391;
   if (takes(step, "rotary")) p.own["rotary"] = {1};
   const Operation& op = *step.operation;
   if (op.few_queries > 0 && !op.complete) {  // decoding: an odd first key, mixed lengths
