@@ -53,8 +53,9 @@ struct Config {
   static_assert(kScaleRows % 64 == 0 && kScaleRows % kBlockN == 0);
   static constexpr int kStages = kHeadDim == 256 ? 2 : 3;  // buffers for K, and for V
   static constexpr int kQStages = 2;                       // buffers for Q
-  // Buffers for means and descales of a chunk. They are read after the last V of the chunk is
-  // released: until then the producer may load V of kStages further blocks, each a chunk's last.
+  // Buffers for means and descales of a chunk. Consumers read them after they release the chunk's
+  // last V, and before they release the next V. Meanwhile the producer may load V of kStages further
+  // blocks, each the last of a chunk.
   static constexpr int kChunkBuffers = kStages + 1;
   // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
   // threads, 128 for 512). setmaxnreg moves these between warpgroups; asking for more than are free
@@ -394,7 +395,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     const PipelineState<Config::kChunkBuffers> last{kv.count - 2};  // the chunk's last block
     merge_partials<Config>(o, max, sum, own_sums(), smem.sChunk[last.index()] + quad_col() / 2,
                            first);
-    fence_proxy_async();  // bulk_load overwrites what has been read
+    fence_proxy_async();  // bulk_load overwrites what has been read; ordered by wait_k's __syncwarp
   };
   // Waits for K of this block and reads its scale.
   const auto wait_k = [&] {

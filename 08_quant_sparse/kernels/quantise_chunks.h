@@ -10,7 +10,7 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// The larger of each pair of 16-bit integers.
+// The larger of each pair of unsigned 16-bit integers.
 __device__ __forceinline__ uint32_t max_u16x2(uint32_t a, uint32_t b) {
 #ifdef ATTN_EMULATED
   return max(a & 0xFFFFu, b & 0xFFFFu) | max(a & 0xFFFF0000u, b & 0xFFFF0000u);
@@ -18,7 +18,7 @@ __device__ __forceinline__ uint32_t max_u16x2(uint32_t a, uint32_t b) {
   return __vmaxu2(a, b);
 #endif
 }
-// The largest |x| of eight numbers, as size_bits: of bf16, two per instruction; of floats.
+// size_bits of the largest of eight numbers. In bf16 an instruction compares two pairs.
 __device__ __forceinline__ unsigned largest_of(const uint4& bits) {
   const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
   uint32_t largest = 0;
@@ -39,8 +39,8 @@ __device__ __forceinline__ unsigned largest_of(const Bf16x8& e) {
   return __float_as_uint(largest);
 #endif
 }
-// After this, the compiler unpacks the numbers once more. Otherwise it keeps the floats of the
-// maxima, twice the registers, for the codes.
+// Makes the compiler unpack the bf16 numbers again for the codes. Otherwise it keeps the floats
+// that it unpacked for the maxima, in twice the registers.
 __device__ __forceinline__ void forget_unpacked([[maybe_unused]] uint4& bits) {
 #ifndef ATTN_EMULATED
   asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
@@ -69,8 +69,8 @@ __device__ __forceinline__ Number reduce_each(const Number (&x)[kCount], int lan
 }
 //! [reduce_each]
 
-// quantise_tile with smooth K and per-thread scales, for Q and for K apart. If `kWholeTile`, all
-// rows of the tile exist, and nothing is compared.
+// quantise_tile with smooth K and per-thread scales. Q and K are separate instances. If
+// `kWholeTile`, all rows of the tile exist, and no row is compared with the end.
 //! [rows]
 template <int kHeadDim, bool kOfQ, bool kWholeTile>
 __device__ __forceinline__ void quantise_rows(const RowsOf& t, const Smoothing& smoothing,
@@ -121,7 +121,7 @@ __device__ __forceinline__ void quantise_rows(const RowsOf& t, const Smoothing& 
     for (int n = 0; n < kTimes; ++n) largest[n] = largest_of(bits[n]);
     const unsigned of_row = reduce_each(largest, lane, max_of);
     if (lane % 2 == 0) atomicMax(&sLargest[group(lane / 2)], of_row);
-    load_mean();  // not earlier: it has 8 registers
+    load_mean();  // not earlier: the maxima need its 8 registers
   } else {
     unsigned largest = 0;
 #pragma unroll

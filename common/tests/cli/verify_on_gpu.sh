@@ -405,7 +405,7 @@ while read -r key text; do
       fail "sanitizer_exceptions.txt: not in ${text%%: *} of $chapter or common/ptx: ${text#*: }" ;;
   esac
 done <"$scripts/sanitizer_exceptions.txt"
-# The pages of 06 explain the finding in the kernels of f6, which f7 launches, too, and of f8.
+# The pages of 06 explain the findings in the kernels of f6, which f7 launches, too, and of f8.
 for step in f6_smooth_v_chunks f8_q_in_registers; do
   for line in k_descale 'chunk\[4'; do
     grep -q "^second $step.cu: .*$line" "$scripts/sanitizer_exceptions.txt" ||
