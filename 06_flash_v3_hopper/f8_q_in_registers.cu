@@ -52,8 +52,8 @@ struct Config {
   static constexpr int kStages = kHeadDim == 256 ? 2 : 3;  // buffers for K, and for V
   static constexpr int kQStages = 2;                       // buffers for Q
   // Buffers for means and descales of a chunk. Consumers read them after they release the chunk's
-  // last V, and before they release the next V. Meanwhile the producer may load V of kStages further
-  // blocks, each the last of a chunk.
+  // last V, and before they release the next V. Meanwhile the producer may load V of kStages
+  // further blocks, each the last of a chunk.
   static constexpr int kChunkBuffers = kStages + 1;
   static constexpr bool kQInRegisters = kHeadDim == 128;
   // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384

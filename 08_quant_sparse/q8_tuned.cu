@@ -53,8 +53,8 @@ struct Config {
   static constexpr int kStages = kHeadDim == 256 ? 2 : 3;  // buffers for K, and for V
   static constexpr int kQStages = 2;                       // buffers for Q
   // Buffers for means and descales of a chunk. Consumers read them after they release the chunk's
-  // last V, and before they release the next V. Meanwhile the producer may load V of kStages further
-  // blocks, each the last of a chunk.
+  // last V, and before they release the next V. Meanwhile the producer may load V of kStages
+  // further blocks, each the last of a chunk.
   static constexpr int kChunkBuffers = kStages + 1;
   // Wait for V after its block's softmax. Earlier, ptxas waits for P V before the exponentials: 5 %
   // at d=128.
