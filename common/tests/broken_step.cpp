@@ -154,7 +154,7 @@ int main(int argc, char** argv) {
   // Several query tiles per block, with two chunks of V: 32 blocks of keys, and as many as V has
   // buffers.
   if (step.name == "f6_smooth_v_chunks" || step.name == "q8_tuned")
-    p.seqlen_q = 600, p.seqlen_k = 4096 + 300, p.heads = 4, p.kv_heads = 2;
+    p.seqlen_q = 300, p.seqlen_k = 4096 + 300, p.kv_heads = 2;
   if (step.name == "f8_q_in_registers")
     p.head_dim = 128, p.seqlen_q = 600, p.seqlen_k = 300;  // several query tiles per block
   if (step.name == "b5_whole_heads") p.kv_heads = 2;  // a head for each of the emulator's SMs
