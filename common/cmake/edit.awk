@@ -17,12 +17,15 @@
 # number, a tab, its title. A file that already has the text is not written. Exits with 1 and one
 # line if a place is not found, or found more than once.
 
-function code(line) {
-  sub(/\/\/.*/, "", line)
-  sub(/ATTN_SPAN(_END)?\("[^"]*"\)/, "", line)  # marks of timelines are no code
-  gsub(/[ \t\r]+/, " ", line)
-  gsub(/^ | $/, "", line)
-  return line
+# The same lines are looked at for each entry.
+function code(line,   text) {
+  if (line in code_of) return code_of[line]
+  text = line
+  sub(/\/\/.*/, "", text)
+  sub(/ATTN_SPAN(_END)?\("[^"]*"\)/, "", text)  # marks of timelines are no code
+  gsub(/[ \t\r]+/, " ", text)
+  gsub(/^ | $/, "", text)
+  return code_of[line] = text
 }
 
 function fail(what) {
@@ -89,7 +92,7 @@ function find_place(from, to,   i, k, n, found, place, at, matched, wanted, kind
 }
 
 # Applies entry e to new[1..size], after its base. All its places are found in the same text.
-function apply_entry(e,   i, from, end, whole, changes) {
+function apply_entry(e,   i, from, end, before, old, changes) {
   if (base[e] != "") {
     at_entry = places[e]
     if (!(base[e] in number) || number[base[e]] >= e) fail("no earlier entry " base[e])
@@ -108,17 +111,32 @@ function apply_entry(e,   i, from, end, whole, changes) {
       if (i > from) find_place(from, i - 1)
       from = i + 1
     }
-  whole = ""
-  for (i = 1; i <= size; ++i) whole = whole ahead[i] (i in gone ? "" : new[i] "\n") behind[i]
-  size = split(substr(whole, 1, length(whole) - 1), new, "\n")
+  before = size
+  for (i = 1; i <= before; ++i) old[i] = new[i]
+  size = 0
+  for (i = 1; i <= before; ++i) {
+    append(ahead[i])
+    if (!(i in gone)) new[++size] = old[i]
+    append(behind[i])
+  }
 }
 
-function put(path, content,   old, line) {
-  old = ""
-  while ((getline line < path) > 0) old = old line "\n"
+# Lines, each with its end, behind new[1..size]. Line by line: mawk copies a string that grows.
+function append(text,   words, n, i) {
+  if (text == "") return
+  n = split(text, words, "\n")  # behind the last end there is nothing
+  for (i = 1; i < n; ++i) new[++size] = words[i]
+}
+
+# Writes new[1..size], unless the file has these lines.
+function put(path,   i, line, same) {
+  i = 0
+  same = 1
+  while (same && (getline line < path) > 0) same = ++i <= size && line "" == new[i] ""
   close(path)
-  if (old == content) return
-  printf "%s", content > path
+  if (same && i == size) return
+  printf "" > path
+  for (i = 1; i <= size; ++i) print new[i] > path
   close(path)
 }
 
@@ -132,10 +150,12 @@ END {
     size = lines
     for (i = 1; i <= lines; ++i) new[i] = text[i]
     apply_entry(e)
-    content = e in directive ? "// " directive[e] "\n" : ""
-    for (i = 1; i <= size; ++i) content = content new[i] "\n"
+    if (e in directive) {
+      for (i = ++size; i > 1; --i) new[i] = new[i - 1]
+      new[1] = "// " directive[e]
+    }
     label = numbered ? e : name[e]
-    put(out label suffix, content)
+    put(out label suffix)
     print label "\t" (numbered ? name[e] : directive[e])
   }
 }

@@ -48,9 +48,10 @@ for tool in nm g++; do
 done
 mkdir -p "$out/$student" "$root/build/grade"
 out=$(cd -- "$out" && pwd -P)
-build=$root/build/grade/build
+# As deep as build/release: a compiler cache hashes relative paths, and knows the files again.
+build=$root/build/grade
 # One path for all submissions avoids reconfiguring; guarded by the lock.
-built_from=$root/build/grade/files
+built_from=$build/files
 
 # Each name has its own folder, and graders of the same name wait for each other.
 work=$out/$student
@@ -123,7 +124,7 @@ build_programs() {
   done
 }
 if [[ ${#targets[@]} -gt 0 ]]; then
-  exec 9>"$root/build/grade/lock"
+  exec 9>"$build/lock"
   flock -n 9 || { say "waits: another submission is being built"; flock 9; }
   build_programs 8>&-
   flock -u 9
@@ -195,7 +196,7 @@ for e in ${kernels[@]+"${kernels[@]}"}; do
   [[ $gpu -eq 1 && ${verdict[$e]} = right ]] || continue
   seed=$(new_seed)
   result=$work/$e.json
-  exec 9>"$root/build/grade/gpu.lock"  # no other kernels run while one is timed
+  exec 9>"$build/gpu.lock"  # no other kernels run while one is timed
   flock 9
   if ! judge "$e" "$seed" 3 --speed --result "$result"; then
     failed "$e" 3
