@@ -76,9 +76,12 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
 
 TEST_CASE("steps match the reference for caches of any length", "[emulated]") {
   Counts ran;
-  decode_problems(kLengths05,
-                  [&](const Problem& p) { ran += check_steps("decode", p, Backend::emulated); });
-  for (const Step& step : on_one_gpu()) CHECK(ran.of[step.name] == 39);
+  int n = 0;
+  decode_problems(kLengths05, [&](const Problem& p) {
+    ran += check_steps("decode", p, Backend::emulated, in_turn, turn(n++));
+  });
+  CHECK(n == 39);
+  for (const Step& step : on_one_gpu()) CHECK(ran.of[step.name] >= n / 3 - 1);
 }
 
 namespace {
