@@ -38,8 +38,8 @@ TEST_CASE("forward steps match the reference on short problems", "[emulated]") {
   CHECK(ran.least('v') >= 13);
 }
 
-// v4_tiled is not among the steps of long rows: its blocks have 1024 threads, and the emulator
-// switches fibers at each barrier. There it would take as long as all other steps together.
+// v4_tiled does not run on long rows: its blocks have 1024 threads, and the emulator switches
+// fibers at each barrier. It would take as long as all other steps together.
 bool on_long_rows(const Step& step, int number) {
   return step.name != "v4_tiled" && in_turn(step, number);
 }

@@ -107,7 +107,7 @@ TEST_CASE("smooth K removes the error of biased channels of K", "[accuracy]") {
   CHECK(lse < 0.1);  // q . mean is about 100
 }
 
-// Of the only key tile seven rows exist. The others, centred, would be minus the mean.
+// The only key tile has seven keys. Its other rows would be minus the mean if they were centred.
 TEST_CASE("rows past the end do not increase the scale of a tile", "[accuracy]") {
   const Problem p = one_head_of(128, 7, 64);
   HostTensors in = draw_inputs(p, forward().inputs(p));

@@ -56,9 +56,9 @@ void check_caches(Backend backend, const std::vector<int64_t>& lengths) {
     });
     CHECK(n == 3 * std::ssize(lengths));
   }
-  // A step takes one type.
-  const int each = static_cast<int>(lengths.size());
-  for (const Step* step : cache_steps()) CHECK(ran.of[step->name] >= (all ? 3 * each : each - 1));
+  // Each step takes one of the types.
+  const int third = static_cast<int>(lengths.size());
+  for (const Step* step : cache_steps()) CHECK(ran.of[step->name] >= (all ? 3 * third : third));
 }
 
 }  // namespace

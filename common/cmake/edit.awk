@@ -17,15 +17,12 @@
 # number, a tab, its title. A file that already has the text is not written. Exits with 1 and one
 # line if a place is not found, or found more than once.
 
-# The same lines are looked at for each entry.
-function code(line,   text) {
-  if (line in code_of) return code_of[line]
-  text = line
-  sub(/\/\/.*/, "", text)
-  sub(/ATTN_SPAN(_END)?\("[^"]*"\)/, "", text)  # marks of timelines are no code
-  gsub(/[ \t\r]+/, " ", text)
-  gsub(/^ | $/, "", text)
-  return code_of[line] = text
+function code(line) {
+  sub(/\/\/.*/, "", line)
+  sub(/ATTN_SPAN(_END)?\("[^"]*"\)/, "", line)  # marks of timelines are no code
+  gsub(/[ \t\r]+/, " ", line)
+  gsub(/^ | $/, "", line)
+  return line
 }
 
 function fail(what) {
@@ -121,14 +118,15 @@ function apply_entry(e,   i, from, end, before, old, changes) {
   }
 }
 
-# Lines, each with its end, behind new[1..size]. Line by line: mawk copies a string that grows.
+# Appends the lines of `text`, each with its newline, to new[1..size]. A string of the whole file
+# would take seconds: mawk copies it whenever it grows.
 function append(text,   words, n, i) {
   if (text == "") return
-  n = split(text, words, "\n")  # behind the last end there is nothing
+  n = split(text, words, "\n")  # the last newline ends the last line
   for (i = 1; i < n; ++i) new[++size] = words[i]
 }
 
-# Writes new[1..size], unless the file has these lines.
+# Writes new[1..size] to `path`, unless the file already has these lines.
 function put(path,   i, line, same) {
   i = 0
   same = 1

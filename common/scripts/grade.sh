@@ -48,7 +48,7 @@ for tool in nm g++; do
 done
 mkdir -p "$out/$student" "$root/build/grade"
 out=$(cd -- "$out" && pwd -P)
-# As deep as build/release: a compiler cache hashes relative paths, and knows the files again.
+# As deep as build/release: ccache hashes paths relative to the build folder (CCACHE_BASEDIR).
 build=$root/build/grade
 # One path for all submissions avoids reconfiguring; guarded by the lock.
 built_from=$build/files

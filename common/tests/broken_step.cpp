@@ -151,8 +151,8 @@ int main(int argc, char** argv) {
   if (const auto& dims = step.limits.head_dims; !dims.empty() && !std::ranges::count(dims, 64))
     p.head_dim = dims.front();
   p.dtype = quantises_to(step);
-  // Several query tiles per block, with two chunks of V: 32 blocks of keys, and as many as V has
-  // buffers.
+  // Each block runs several query tiles. V has two chunks: one of 32 key blocks, and one of as many
+  // as V has buffers.
   if (step.name == "f6_smooth_v_chunks" || step.name == "q8_tuned")
     p.seqlen_q = 300, p.seqlen_k = 4096 + 300, p.kv_heads = 2;
   if (step.name == "f8_q_in_registers")
