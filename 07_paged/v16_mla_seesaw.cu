@@ -15,8 +15,12 @@
 // supports  fp16, bf16; head dim 576 (512 of V), one K/V head; 1 to 16 queries, any lengths,
 //           causal; page sizes that are multiples of 8; scales from 1e-37
 // source    FlashMLA, seesaw schedule
+#include <climits>
+
 #include "attn/kernel.h"
 #include "ptx/global_flag.h"
+#include "ptx/grid_dependency.h"
+#include "ptx/launch.h"
 #include "ptx/mbarrier.h"
 #include "ptx/mma.h"
 #include "ptx/named_barrier.h"
@@ -408,7 +412,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
     //! [arrive]
     // the partial result is stored; all threads have read the sums
     named_barrier_sync(kBoth, Config::kConsumers);
-    if (num_splits == 1) continue;
+    if (num_splits == 1 || num_splits > pieces.most_own_parts) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[piece.row_block], 1) == num_splits - 1u;
     // `last` is visible and, through thread 0, the other blocks' results.
     named_barrier_sync(kBoth, Config::kConsumers);
@@ -433,7 +437,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // Broadcast from lane 0, so that the compiler knows it is warp-uniform.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (threadIdx.x == 0) init_barriers(smem);
-  __syncthreads();  // barriers are initialised
+  launch_dependents();  // combine_kernel may start: it waits for the end of this kernel
+  __syncthreads();      // barriers are initialised
   if (warpgroup == 2) {
     setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x / kWarp == Config::kNumWarps)
@@ -456,14 +461,23 @@ Status launch(const Arguments& args) {
                     static_cast<int>(page_size_of(p)), static_cast<int>(box_rows(p))};
   Maps maps;
   if (const Status made = maps.make<Element, Config>(args, pages.box_rows); !made.ok()) return made;
+  const bool combine = combines(p, Config::kRows);
   const Pieces<Config> pieces{args.in<WorkTile>("work"), args.in<int>("work_begin"),
-                              params.seqused_k, shape_of(p), static_cast<int>(row_tiles)};
+                              params.seqused_k, shape_of(p), static_cast<int>(row_tiles),
+                              combine ? few_parts(p, Config::kRows) : INT_MAX};
   args.phase("attention");
-  return launch_kernel(attention_kernel<Element, Config>,
-                       dim3(static_cast<unsigned>(row_tiles * teams(p, Config::kRows))),
-                       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-                       maps, pages, pieces, params.o, params.lse, params.o_partial,
-                       params.lse_partial, params.arrived);
+  const Status done = launch_kernel(
+      attention_kernel<Element, Config>,
+      dim3(static_cast<unsigned>(row_tiles * teams(p, Config::kRows))), dim3(Config::kThreads),
+      sizeof(SharedStorage<Element, Config>), args.stream, maps, pages, pieces, params.o,
+      params.lse, params.o_partial, params.lse_partial, params.arrived);
+  if (!done.ok() || !combine) return done;
+  args.phase("combine");
+  return launch_kernel(LaunchAttributes{.dependent = true}, combine_kernel<Element, Config>,
+                       dim3(static_cast<unsigned>(4 * planned_blocks(p))), dim3(32 * kCombineWarps), 0,
+                       args.stream, args.in<SplitSequence>("splits"), params.o_partial,
+                       params.lse_partial, params.o, params.lse, pieces.shape, pieces.row_tiles,
+                       static_cast<int>(most_split_sequences(p, Config::kRows)));
 }
 
 Status launch(const Arguments& args) {

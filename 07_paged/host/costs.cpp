@@ -24,6 +24,12 @@ double keys_of(const Problem& p, int64_t tile = 1) {
   return keys;
 }
 
+std::vector<int64_t> lengths_of(const Problem& p) {
+  std::vector<int64_t> lengths = p.seqused_k;
+  lengths.resize(static_cast<std::size_t>(p.batch), p.seqlen_k);
+  return lengths;
+}
+
 }  // namespace
 
 Phase decode_cost(const Problem& p, int64_t block_rows) {
@@ -73,7 +79,7 @@ Cost tiled_prefill_cost(const Problem& p, const Tiling& tiles) {
   return {all};
 }
 
-Cost latent_cost(const Problem& p, int64_t rows) {
+static Cost latent_cost(const Problem& p, int64_t rows, const plans::Plan& plan) {
   const double element = double(size_of(p.dtype));
   const int64_t row_tiles = (p.heads * p.seqlen_q + rows - 1) / rows;
   // v12 skips warps without keys, 16 keys each.
@@ -82,10 +88,7 @@ Cost latent_cost(const Problem& p, int64_t rows) {
                table = 4 * keys_of(p) / double(page_size_of(p));
   const double q = double(rows_of(p)) * kLatentDim * element,
                o = double(rows_of(p)) * kLatentValues * element;
-  std::vector<int64_t> lengths = p.seqused_k;
-  lengths.resize(static_cast<std::size_t>(p.batch), p.seqlen_k);
-  const double parts =
-      plans::team_plan(p, lengths, plans::teams(p, rows)).parts * double(row_tiles);
+  const double parts = plan.parts * double(row_tiles);
   return {{.name = "attention",
            .tensor_flop = 2 * (kLatentDim + kLatentValues) * keys * double(rows),
            .exp = keys * double(rows),
@@ -93,6 +96,24 @@ Cost latent_cost(const Problem& p, int64_t rows) {
            .hbm_write = o + 4 * double(rows_of(p)),
            .l2_bytes = kv * double(row_tiles) + table + q + o +
                        2 * parts * double(rows) * (kLatentValues + 1) * 4}};
+}
+
+Cost latent_cost(const Problem& p, int64_t rows) {
+  return latent_cost(p, rows, plans::team_plan(p, lengths_of(p), plans::teams(p, rows)));
+}
+
+Cost seesaw_cost(const Problem& p) {
+  const plans::Plan plan = plans::pair_plan(p, lengths_of(p), plans::teams(p, kWgmmaRows));
+  const int64_t row_tiles = (p.heads * p.seqlen_q + kWgmmaRows - 1) / kWgmmaRows;
+  Cost cost = latent_cost(p, kWgmmaRows, plan);
+  if (!plans::combines(p, kWgmmaRows)) return cost;
+  double parts = 0;
+  for (const plans::WorkTile& w : plan.work)
+    if (w.num_parts > plans::few_parts(p, kWgmmaRows)) ++parts;
+  const double bytes = parts * double(row_tiles * kWgmmaRows) * (kLatentValues + 1) * 4;
+  cost.front().l2_bytes -= bytes;
+  cost.push_back({.name = "combine", .l2_bytes = bytes});
+  return cost;
 }
 
 }  // namespace attn

@@ -19,5 +19,7 @@ Cost prefill_cost(const Problem&);
 Cost tiled_prefill_cost(const Problem&, const Tiling&);
 // Latent attention in blocks of `rows` rows.
 Cost latent_cost(const Problem&, int64_t rows);
+// Of v16_mla_seesaw: pairs of tiles, and a launch that reduces sequences of many parts.
+Cost seesaw_cost(const Problem&);
 
 }  // namespace attn

@@ -230,4 +230,38 @@ HostTensors team_tensors(const Problem& p, const HostTensors& in, int64_t rows) 
   return tensors_of(team_plan(p, in.at("seqused_k").numbers, count), count + p.batch);
 }
 
+int few_parts(const Problem& p, int64_t rows) {
+  return static_cast<int>(256 / std::min(rows, p.heads * p.seqlen_q));
+}
+int64_t most_split_sequences(const Problem& p, int64_t rows) {
+  return (teams(p, rows) - 1) / few_parts(p, rows);
+}
+bool combines(const Problem& p, int64_t rows) {
+  std::vector<int64_t> lengths = p.seqused_k;
+  lengths.resize(static_cast<std::size_t>(p.batch), p.seqlen_k);
+  return *std::ranges::max_element(lengths) * teams(p, rows) >
+         std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) * few_parts(p, rows);
+}
+Plan pair_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t teams) {
+  const std::vector<int> tiles = tiles_of_all(p, lengths);
+  const int64_t pairs = std::accumulate(tiles.begin(), tiles.end(), int64_t{0}) / 2;
+  Plan plan = team_plan(p, lengths, std::clamp<int64_t>(pairs, 1, teams));
+  plan.begin.resize(static_cast<std::size_t>(teams) + 1, static_cast<int>(plan.work.size()));
+  return plan;
+}
+HostTensors pair_tensors(const Problem& p, const HostTensors& in, int64_t rows) {
+  const int64_t count = teams(p, rows), most = most_split_sequences(p, rows);
+  const Plan plan = pair_plan(p, in.at("seqused_k").numbers, count);
+  HostTensors tensors = tensors_of(plan, count + p.batch);
+  if (most == 0) return tensors;
+  HostTensor splits =
+      zeros({"splits", {1, 1, most, kSplitNumbers}, DType::int32, {}, nullptr, false, 2});
+  int64_t* at = splits.numbers.data();
+  for (const WorkTile& w : plan.work)
+    if (w.part == 0 && w.num_parts > few_parts(p, rows))
+      *at++ = w.row_block, *at++ = w.num_parts, *at++ = w.first_part;
+  tensors.emplace("splits", std::move(splits));
+  return tensors;
+}
+
 }  // namespace attn::plans

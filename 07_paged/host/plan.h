@@ -45,6 +45,10 @@ HostTensors balanced_tensors(const Problem&, const HostTensors& inputs);
 
 Plan team_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t teams);
 HostTensors team_tensors(const Problem&, const HostTensors& inputs, int64_t rows);
+// The same with at least two tiles per team, and splits [most_split_sequences, 3]; zeros behind the
+// last one.
+Plan pair_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t teams);
+HostTensors pair_tensors(const Problem&, const HostTensors& inputs, int64_t rows);
 
 // Cost of each SM's work tiles, in KV tiles, if each block runs on the first free SM.
 std::vector<std::vector<int>> busy_tiles(const Plan&, int64_t sms);

@@ -366,6 +366,10 @@ Step latent_wgmma(std::string name, std::string idea, Launch launch) {
 Step latent_boxes(std::string name, std::string idea, Launch launch) {
   Step step = latent_wgmma(std::move(name), std::move(idea), launch);
   step.support = "512 of them V; one K/V head; page sizes that are multiples of 8; causal";
+  step.plan = [](const Problem& p, const HostTensors& in) {
+    return plans::pair_tensors(p, in, kWgmmaRows);
+  };
+  step.cost = seesaw_cost;
   step.refuses = [](const Problem& p) -> Reason {
     if (Reason reason = refuse_latent(p)) return reason;
     if (Reason reason = refuse_boxes(p)) return reason;

@@ -1,8 +1,9 @@
 // Everything v16_mla_seesaw needs besides its loop: the work tiles of a block, the tensor maps of Q
-// and of the pool, and the reduction of partial results, as in v12_mla and v13_mla_wgmma.
+// and of the pool, and the reduction of partial results: of few parts as in v12_mla and v13_mla_wgmma.
 #pragma once
 
 #include "attn/kernel.h"
+#include "ptx/grid_dependency.h"
 #include "ptx/mma.h"
 #include "ptx/tma.h"
 #include "kernels/boxes.h"
@@ -32,6 +33,7 @@ struct Pieces {
   const int* gSeqused;    // [B]: valid keys per sequence
   Shape shape;
   int row_tiles;
+  int most_own_parts;  // a sequence of more parts is left to combine_kernel
   // A team is the row_tiles blocks of one sequence: the same keys, one row tile per block.
   __device__ int team() const { return static_cast<int>(blockIdx.x) / row_tiles; }
   __device__ int row_tile() const { return static_cast<int>(blockIdx.x) % row_tiles; }
@@ -134,5 +136,74 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
   if (lane_id == 0) gLse[row] = sum != 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
 }
 //! [merge_row]
+
+// Reduces sequences of many parts, in a launch that depends on the attention kernel. A block reduces
+// 128 columns of a row: a lane owns four of them; warp w reads parts w, w + 8, ..., eight at once.
+constexpr int kCombineWarps = 8;
+//! [combine]
+template <class Element, class Config>
+__global__ void __launch_bounds__(32 * kCombineWarps)
+    combine_kernel(const SplitSequence* gSplits,  // [most_splits]: the list ends before 0 parts
+                   const float* gOPartial, const float* gLsePartial, Element* gO, float* gLse,
+                   Shape shape, int row_tiles, int most_splits) {
+  constexpr int kOutDim = Config::kOutDim, kGroups = kOutDim / 128, kAtOnce = 8;
+  __shared__ float4 sO[kCombineWarps][32];
+  __shared__ float sSum[kCombineWarps];
+  const int warp_id = static_cast<int>(threadIdx.x) / 32;
+  const int lane_id = static_cast<int>(threadIdx.x) % 32;
+  const int rows = shape.heads * shape.seqlen_q;  // of a sequence
+  const auto split_of = [&](int task) {           // no kernel writes the list
+    const int n = task / (rows * kGroups);
+    SplitSequence split{};
+    if (n < most_splits) split = gSplits[n];
+    return split;
+  };
+  SplitSequence split = split_of(static_cast<int>(blockIdx.x));
+  wait_for_launch_before();  // partial results are stored
+  for (int task = blockIdx.x; split.num_parts > 0; split = split_of(task += gridDim.x)) {
+    const int num_parts = split.num_parts;
+    const int row = task / kGroups % rows, col = task % kGroups * 128 + 4 * lane_id;
+    const auto partial_index = [&](int part) {
+      return (int64_t{split.first_part + part} * row_tiles + row / Config::kRows) * Config::kRows +
+             row % Config::kRows;
+    };
+    float max = kLowest;
+    for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[partial_index(n)]);
+    for (int distance = 16; distance > 0; distance /= 2)
+      max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
+    float out[4] = {}, sum = 0;
+    for (int n0 = warp_id; n0 < num_parts; n0 += kAtOnce * kCombineWarps) {
+      float4 parts[kAtOnce];
+      float lse[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int n = n0 + i * kCombineWarps;
+        parts[i] = {}, lse[i] = -INFINITY;
+        if (n >= num_parts) continue;
+        parts[i] = *reinterpret_cast<const float4*>(gOPartial + partial_index(n) * kOutDim + col);
+        lse[i] = gLsePartial[partial_index(n)];
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float weight = exp2f(lse[i] - max);
+        sum += weight;
+        add_scaled(out, weight, parts[i]);
+      }
+    }
+    sO[warp_id][lane_id] = make_float4(out[0], out[1], out[2], out[3]);
+    if (lane_id == 0) sSum[warp_id] = sum;
+    __syncthreads();  // sums of all warps are visible
+    if (warp_id == 0) {
+      float all[4] = {}, l = 0;
+#pragma unroll
+      for (int w = 0; w < kCombineWarps; ++w) add_scaled(all, 1, sO[w][lane_id]), l += sSum[w];
+      const int64_t to = int64_t{split.sequence} * rows + row;
+      store_row_part(gO + to * kOutDim + col, all, l != 0 ? 1 / l : 0);
+      if (col == 0) gLse[to] = l != 0 ? kLn2 * (max + log2f(l)) : -INFINITY;
+    }
+    __syncthreads();  // the sums have been read
+  }
+}
+//! [combine]
 
 }  // namespace ATTN_BACKEND::latent

@@ -41,6 +41,23 @@ int64_t most_chunks(const Problem&);
 // a sequence.
 int64_t teams(const Problem&, int64_t rows);
 
+// Sequence of more than few_parts() parts, which combine_kernel reduces (v16_mla_seesaw).
+//! [split_sequence]
+struct SplitSequence {
+  int sequence, num_parts, first_part;
+};
+//! [split_sequence]
+constexpr int kSplitNumbers = 3;
+// Parts whose rows, of 512 columns each, are at most 256: the block that arrives last reduces them.
+int few_parts(const Problem&, int64_t rows);
+// Upper bound on such sequences: each is cut at least few_parts() times, and all of them at most
+// once per team but the last.
+int64_t most_split_sequences(const Problem&, int64_t rows);
+// Whether combine_kernel is launched: by the lengths that the host knows, the longest sequence has
+// more than few_parts() parts. On an H200 the launch costs 2 us, even if the list is empty. Without
+// it the block that arrives last reduces all parts.
+bool combines(const Problem&, int64_t rows);
+
 // Work tile of v11_mixed. Prefill: one query tile of one query head. Decode: KV tiles
 // [tile, tile + count) for up to 16 rows of one K/V head; parts as in WorkTile.
 //! [mixed]

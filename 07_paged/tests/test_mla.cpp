@@ -150,6 +150,39 @@ TEST_CASE("replayed latent attention is bitwise equal with other lengths", "[emu
   }
 }
 
+// combine_kernel; and, where the launch was captured with lengths that need none, the last block.
+TEST_CASE("a sequence of many parts is reduced in a launch of its own, or by the last block",
+          "[emulated]") {
+  const Step& step = *latent_steps().back();
+  REQUIRE(step.name == "v16_mla_seesaw");
+  for (const int64_t queries : {1, 2}) {  // one row tile, two
+    Problem p = latent(64 * queries, 1, 1000, 16);
+    p.heads -= 3, p.batch = 3;
+    p.own["num_pages"] = {200}, p.own["blocks"] = {12.0 * static_cast<double>(queries)};
+    p.seqused_k = {1000, 1000, 1000};
+    p.finish();
+    CHECK(!plans::combines(p, splits::kWgmmaRows));
+    Session session(p, *step.operation, Backend::emulated, draw(*step.operation, p).tensors);
+    REQUIRE(session.prepare(step).ok());
+    REQUIRE(session.capture().ok());
+
+    p.seqused_k = {1000, 0, 70};
+    CHECK(plans::combines(p, splits::kWgmmaRows));
+    const HostTensors inputs = draw(*step.operation, p).tensors;
+    CHECK(step.plan(p, inputs).at("splits").numbers[1] > plans::few_parts(p, splits::kWgmmaRows));
+    HostTensors expected;
+    CHECK(run_step(step, p, Backend::emulated, &expected) == "");
+    session.replace(inputs);
+    session.replan(inputs);
+    CHECK(session.launch().ok());
+    for (const auto& [name, t] : session.outputs())  // summed in another order
+      for (std::size_t i = 0; i < t.data.size(); ++i)
+        if (const float x = t.data[i], y = expected.at(name).data[i]; x != y)
+          CHECK(std::abs(x - y) <= 0x1p-7F * std::abs(y) + 0x1p-12F);
+    CHECK(!session.damage());
+  }
+}
+
 TEST_CASE("a wrong table or length and a stale plan of latent attention are detected",
           "[emulated]") {
   for (const Step* step : latent_steps()) {

@@ -179,15 +179,16 @@ int main(int argc, char** argv) {
   }
   if (op.few_queries > 0 && op.complete) {  // pages: pieces of a block, blocks of a piece
     p.seqlen_q = 1, p.batch = 2, p.seqused_k = {391, 70}, p.own["blocks"] = {3};
-    // two alternating tiles: long pieces, and a piece of one tile
+    // two alternating tiles: pieces of one and of five; two row tiles, and more than four parts
     if (step.name == "v16_mla_seesaw")
-      p.seqlen_k = 903, p.seqused_k = {60, 903}, p.own["blocks"] = {2};
+      p.seqlen_k = 1480, p.seqused_k = {60, 1480}, p.own["blocks"] = {12};
     // two groups of two, with two row tiles each; and a single one
     if (step.name == "v17_prefix_tma") {
       p.seqlen_q = 13, p.heads = 16, p.kv_heads = 2, p.batch = 5;
       p.seqused_k = {391, 340, 352, 391, 330}, p.own["shared_prefix"] = {300, 2}, p.causal = true;
     }
     op.complete(p, {});
+    if (step.name == "v16_mla_seesaw") p.heads = 80;
   }
   if (takes(step, "keep")) {  // a field and text; some blocks are selected
     p.seqlen_q = p.seqlen_k = 4 * 8 * 16 + 60;
