@@ -24,7 +24,7 @@ double keys_of(const Problem& p, int64_t tile = 1) {
   return keys;
 }
 
-std::vector<int64_t> lengths_of(const Problem& p) {
+std::vector<int64_t> known_lengths(const Problem& p) {
   std::vector<int64_t> lengths = p.seqused_k;
   lengths.resize(static_cast<std::size_t>(p.batch), p.seqlen_k);
   return lengths;
@@ -99,11 +99,11 @@ static Cost latent_cost(const Problem& p, int64_t rows, const plans::Plan& plan)
 }
 
 Cost latent_cost(const Problem& p, int64_t rows) {
-  return latent_cost(p, rows, plans::team_plan(p, lengths_of(p), plans::teams(p, rows)));
+  return latent_cost(p, rows, plans::team_plan(p, known_lengths(p), plans::teams(p, rows)));
 }
 
 Cost seesaw_cost(const Problem& p) {
-  const plans::Plan plan = plans::pair_plan(p, lengths_of(p), plans::teams(p, kWgmmaRows));
+  const plans::Plan plan = plans::pair_plan(p, known_lengths(p), plans::teams(p, kWgmmaRows));
   const int64_t row_tiles = (p.heads * p.seqlen_q + kWgmmaRows - 1) / kWgmmaRows;
   Cost cost = latent_cost(p, kWgmmaRows, plan);
   if (!plans::combines(p, kWgmmaRows)) return cost;

@@ -239,8 +239,11 @@ int64_t most_split_sequences(const Problem& p, int64_t rows) {
 bool combines(const Problem& p, int64_t rows) {
   std::vector<int64_t> lengths = p.seqused_k;
   lengths.resize(static_cast<std::size_t>(p.batch), p.seqlen_k);
-  return *std::ranges::max_element(lengths) * teams(p, rows) >
-         std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) * few_parts(p, rows);
+  const int64_t longest = *std::ranges::max_element(lengths),
+                all = std::max<int64_t>(
+                    1, std::accumulate(lengths.begin(), lengths.end(), int64_t{0}));
+  return std::min(longest * teams(p, rows) / all, longest / (2 * tile_keys(p.head_dim))) >
+         few_parts(p, rows);
 }
 Plan pair_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t teams) {
   const std::vector<int> tiles = tiles_of_all(p, lengths);

@@ -610,7 +610,9 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen-k 700 --heads 64 --window 130,0 --page-size 64 --blocks 7"
       # For v16: the end within a box of 64 rows, two row tiles, and two pieces per CTA.
       echo "--batch 2 --seqused 60,700 --seqlen-k 700 --seqlen-q 2 --heads 40 --causal" \
-        "--page-size 64 --blocks 2" ;;
+        "--page-size 64 --blocks 2"
+      # A sequence of many parts, which a launch of its own reduces.
+      echo "--batch 3 --seqused 60,1480,0 --seqlen-k 1480 --heads 80 --page-size 64 --blocks 12" ;;
     07_paged/paged_append)
       echo "--batch 3 --seqused 70,2,0 --seqlen-k 70 --seqlen-q 5 --heads 3 --head-dim 128 --rotary"
       echo "--batch 2 --lengths const:300 --seqlen-q 40 --heads 2 --head-dim 64 --page-size 5" \
