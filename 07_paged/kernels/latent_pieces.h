@@ -1,5 +1,6 @@
 // Everything v16_mla_seesaw needs besides its loop: the work tiles of a block, the tensor maps of Q
-// and of the pool, and the reduction of partial results: of few parts as in v12_mla and v13_mla_wgmma.
+// and of the pool, and the reduction of partial results: of few parts as in v12_mla and
+// v13_mla_wgmma, of many by combine_kernel.
 #pragma once
 
 #include "attn/kernel.h"
@@ -137,8 +138,9 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 }
 //! [merge_row]
 
-// Reduces sequences of many parts, in a launch that depends on the attention kernel. A block reduces
-// 128 columns of a row: a lane owns four of them; warp w reads parts w, w + 8, ..., eight at once.
+// Reduces sequences of many parts, in a launch that depends on the attention kernel. A block
+// reduces 128 columns of a row: a lane owns four of them; warp w reads parts w, w + 8, ..., eight
+// at once.
 constexpr int kCombineWarps = 8;
 //! [combine]
 template <class Element, class Config>
