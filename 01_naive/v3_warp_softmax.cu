@@ -6,8 +6,8 @@
 //           and the second and third pass read it there.
 // why       With one thread per row, each lane reads a different row: 32 sectors per request, and
 //           sectors are evicted before their other 28 bytes are used.
-// expect    softmax_kernel: 32 to 4 sectors per request; HBM reads fall from almost four times the
-//           size of S to once. The two products do not change.
+// expect    softmax_kernel: 32 to 4 sectors per request; HBM reads of S fall from three passes,
+//           measured as almost four times its size, to one. The two products do not change.
 // supports  fp32, fp16, bf16; any lengths, head dims, masks, GQA
 #include "attn/kernel.h"
 

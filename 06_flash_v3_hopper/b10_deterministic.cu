@@ -9,9 +9,9 @@
 // expect    bitwise equal dQ. No accumulator is cleared and no kernel converts dQ: less time at
 //           N <= 1024. Under a causal mask the longest tiles come last: more time for long
 //           sequences
+// supports  fp16, bf16; head dims 64, 128; any lengths, masks, GQA
 // source    FlashAttention-3, deterministic mode: dQ semaphores, shortest tiles first (SPT) under
 //           a causal mask (flash-attention pull request 1893)
-// supports  fp16, bf16; head dims 64, 128; any lengths, masks, GQA
 #include <algorithm>
 
 #include "device/device.h"
@@ -38,7 +38,7 @@ enum NamedBarrier { kBlock = 0, kScores = 1 };
 //! [config]
 struct Tuning {
   int block_m, stages;  // B_r; stages of Q, and of dO
-  int kv_buffers;       // of K and V; 2: the next key tile is loaded under this one
+  int kv_buffers;       // of K and V; 2: the next key tile is loaded during this one
   bool early_arrival;   // dS by mbarrier: arrive, issue dV, wait; else by named barrier
   bool one_body;        // masked and unmasked tiles: a branch around the mask; else a body for each
 };

@@ -7,8 +7,8 @@
 //           clusters take after it wait for it.
 // why       b16's atomics add in the order of arrival: the last bits of dQ differ from run to run
 // expect    bitwise equal dQ; more time for long sequences, as b10
-// source    as b10_deterministic
 // supports  fp16, bf16; head dim 256; any lengths, masks, GQA
+// source    as b10_deterministic
 #include <algorithm>
 
 #include "device/device.h"
@@ -352,8 +352,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       fence_proxy_async();
     };
     // P of this visit is in registers. S of the next one is issued after dV, which a wait for its Q
-    // does not delay. dQ comes last, when dS of the other block has usually come. Unlike in b16 it
-    // is added in its own visit: the code of a last turn and S do not fit in registers together.
+    // does not delay. dQ comes last, when dS of the other block has usually arrived. Unlike in b16
+    // it is added in its own visit: the code of a last turn and S do not fit in registers together.
     const auto process_visit = [&](auto more) {
       const PipelineState<2> here{visit}, next{visit + 1};  // stage of Q, buffer of dS
       Scores s, dq;
@@ -397,7 +397,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   };
   //! [scores]
   // One key tile of the warpgroup that has their gradients. dP of a visit is in registers. dS goes
-  // to the other warpgroup, and as rows of queries to both blocks. The additions to dQ are under dP
+  // to the other warpgroup, and as rows of queries to both blocks. The additions to dQ overlap dP
   // of the next visit.
   //! [gradients]
   const auto process_gradients = [&](const KeyTile& work) {
@@ -475,7 +475,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     }
   };
   warpgroup == kScores ? process_key_tiles(process_scores) : process_key_tiles(process_gradients);
-  cluster_sync();  // the other block's arrivals and copies have come
+  cluster_sync();  // the other block's arrivals and copies are complete
 }
 
 template <class Element>

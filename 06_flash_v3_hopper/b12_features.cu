@@ -7,8 +7,8 @@
 // why       Models need both besides masks. P is needed for dV, P (1 - tanh^2) for dS: kept apart,
 //           they would take 64 more registers at d=64, 32 at d=128.
 // expect    gpu__time_duration.sum is nearly unchanged where neither is used
-// source    Dao-AILab/flash-attention, Flash_bwd_params: cu_seqlens_q, cu_seqlens_k, softcap
 // supports  fp16, bf16; head dims 64, 128; any lengths, packed sequences, masks, GQA, softcap
+// source    Dao-AILab/flash-attention, Flash_bwd_params: cu_seqlens_q, cu_seqlens_k, softcap
 #include <algorithm>
 
 #include "device/device.h"
@@ -42,7 +42,7 @@ enum NamedBarrier { kBlock = 0, kScores = 1 };
 //! [config]
 struct Tuning {
   int block_m, stages;  // B_r; stages of Q, and of dO
-  int kv_buffers;       // of K and V; 2: the next key tile is loaded under this one
+  int kv_buffers;       // of K and V; 2: the next key tile is loaded during this one
   bool early_arrival;   // dS by mbarrier: arrive, issue dV, wait; else by named barrier
   bool one_body;        // masked and unmasked tiles: a branch around the mask; else a body for each
 };

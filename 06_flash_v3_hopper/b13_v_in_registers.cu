@@ -7,8 +7,8 @@
 //           cores. S, dP, dV and dK leave room for 16 more registers per thread
 // expect    l1tex__data_pipe_lsu_wavefronts_mem_shared.sum falls by a twentieth, 16 of 304 KB per
 //           visit: it counts the operands of wgmma
-// source    FlashAttention-3 has V in registers at d=96 (flash_bwd_launch_template.h, V_in_regs)
 // supports  fp16, bf16; head dim 128; any lengths, masks, GQA
+// source    FlashAttention-3 has V in registers at d=96 (flash_bwd_launch_template.h, V_in_regs)
 #include <algorithm>
 
 #include "device/device.h"

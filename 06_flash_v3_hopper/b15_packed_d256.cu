@@ -6,8 +6,8 @@
 // why       Training packs sequences of different lengths into one batch. Padded to the longest,
 //           each would take the time of the longest
 // expect    gpu__time_duration.sum is nearly unchanged for sequences of one length
-// source    as b12_features
 // supports  fp16, bf16; head dim 256; any lengths, packed sequences, masks, GQA, softcap
+// source    as b12_features
 #include <algorithm>
 
 #include "device/device.h"
@@ -341,9 +341,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       fence_proxy_async();
     };
     // P of this visit is in registers. dQ of the visit before is computed here: by now dS of the
-    // other block has usually come. S of the next visit is issued after dQ and dV: a wait for its
-    // Q, whose stage was released at the end of the visit before, delays neither. Its exponentials
-    // are under dK.
+    // other block has usually arrived. S of the next visit is issued after dQ and dV: a wait for
+    // its Q, whose stage was released at the end of the visit before, delays neither. Its
+    // exponentials overlap with dK.
     const auto process_visit = [&](auto first, auto more) {
       const PipelineState<2> here{visit}, next{visit + 1};  // stage of Q, buffer of dS
       Scores s, dq;
@@ -398,7 +398,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   };
   //! [scores]
   // One key tile of the warpgroup that has their gradients. dP of a visit is in registers. dS goes
-  // to the other warpgroup, and as rows of queries to both blocks. The additions to dQ are under dP
+  // to the other warpgroup, and as rows of queries to both blocks. The additions to dQ overlap dP
   // of the next visit.
   //! [gradients]
   const auto process_gradients = [&](const PackedKeyTile& work) {
@@ -479,7 +479,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     }
   };
   warpgroup == kScores ? process_key_tiles(process_scores) : process_key_tiles(process_gradients);
-  cluster_sync();  // the other block's arrivals and copies have come
+  cluster_sync();  // the other block's arrivals and copies are complete
 }
 
 template <class Element, bool kSoftcap>

@@ -1,13 +1,12 @@
-// b16_issue_order: head dim 256; a product is issued when its operands have come.
+// b16_issue_order: head dim 256; a product is issued when its operands have arrived.
 //
 // parent    b9_cluster
 // change    The warpgroup of the scores computes dQ of a visit in the next visit, and S of the next
-//           visit after dV; the other one computes dQ after dK. The additions to dQ are under S and
-//           dP. V of the next key tile is loaded under the last visit, and K after the last dQ.
-// why       A warpgroup issues products in order. In b9 it waits for Q, and for dS of the other
-//           block, before products that need neither
+//           visit after dV; the other one computes dQ after dK. The additions to dQ overlap with S
+//           and dP. V of the next key tile is loaded during the last visit, K after the last dQ.
+// why       Products of a warpgroup issue in order. In b9 a wait for Q, or for dS of the other
+//           block, also delays products that need neither
 // expect    gpu__time_duration.sum falls: the tensor cores idle less
-// source    none known
 // supports  fp16, bf16; head dim 256; any lengths, masks, GQA
 #include <algorithm>
 
@@ -32,9 +31,10 @@ struct Config {
   static constexpr int kCluster = 2, kKeys = 64, kBlockN = 128;  // blocks; keys of one; of both
   static constexpr int kColumns = kHeadDim / 2;  // of dK and dV per warpgroup; of dQ per block
   static constexpr int kStages = 2;  // of Q; dO has one
-  // Of dS. dO of visit i + 1 is released after dQ of visit i is complete, and that stage is loaded
-  // again, for visit i + 2, when all warps of both blocks have released it. So dS of visit i + 2 is
-  // computed when dS of visit i is no longer read.
+  // Two buffers of dS suffice. A warp releases dO of visit i + 1 only after its dQ of visit i is
+  // complete, and that stage is loaded again, for visit i + 2, when all warps of both blocks have
+  // released it. So dS of visit i + 2, which needs that dO, is stored after the last read of dS of
+  // visit i.
   static constexpr int kDsBuffers = 2;
   static constexpr int kThreads = 3 * kWarpgroup, kConsumerThreads = 2 * kWarpgroup;
   static constexpr int kFragments = kBlockM * kHeadDim / 4 / kConsumerThreads;  // of a dQ tile
@@ -193,7 +193,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element>& smem, const Tens
     const int end = rows.count + count_visits(work);
     // Taken here, so that the wait for the previous tile hides the latency of the counter.
     const unsigned next = rank == 0 ? scheduler.next() : 0;
-    mbarrier_wait(&smem.v_empty, kv.phase() ^ 1);  // under the last visit of the tile before
+    mbarrier_wait(&smem.v_empty, kv.phase() ^ 1);  // during the last visit of the tile before
     smem.index = index;
     mbarrier_arrive_expect_tx(&smem.v_full, Config::kTileBytes);
     for (int half = 0; half < 2; ++half)
@@ -307,8 +307,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   const auto process_scores = [&](const KeyTile& work) {
     Visit at(work), added(work);
     const int key0 = work.key0 + rank * Config::kKeys, end = visit + count_visits(work);
-    // S^T becomes P^T, for dV in registers, and for the other warpgroup. The fence: lse before TMA
-    // overwrites it.
+    // S^T becomes P^T, for dV in registers, and for the other warpgroup. The fence orders the reads
+    // of lse before the TMA load that overwrites it.
     const auto softmax = [&](Scores& s, int stage) {
       if (at.m_block < work.q_range.unmasked_begin || at.m_block >= work.q_range.unmasked_end)
         apply_mask<Config>(s, shape, at.m_block * kBlockM + shape.seqlen_k - shape.seqlen_q, key0);
@@ -319,9 +319,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       fence_proxy_async();
     };
     // P of this visit is in registers. dQ of the visit before is computed here: by now dS of the
-    // other block has usually come. S of the next visit is issued after dQ and dV: a wait for its
-    // Q, whose stage was released at the end of the visit before, delays neither. Its exponentials
-    // are under dK.
+    // other block has usually arrived. S of the next visit is issued after dQ and dV: a wait for
+    // its Q, whose stage was released at the end of the visit before, delays neither. Its
+    // exponentials overlap with dK.
     const auto process_visit = [&](auto first, auto more) {
       const PipelineState<2> here{visit}, next{visit + 1};  // stage of Q, buffer of dS
       Scores s, dq;
@@ -376,8 +376,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
   };
   //! [scores]
   // One key tile of the warpgroup that has their gradients. dP of a visit is in registers. dS goes
-  // to the other warpgroup, and as rows of queries to both blocks. The additions to dQ are under dP
-  // of the next visit.
+  // to the other warpgroup, and as rows of queries to both blocks. The additions to dQ overlap with
+  // dP of the next visit.
   //! [gradients]
   const auto process_gradients = [&](const KeyTile& work) {
     Visit at(work);
@@ -454,7 +454,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     }
   };
   warpgroup == kScores ? process_key_tiles(process_scores) : process_key_tiles(process_gradients);
-  cluster_sync();  // the other block's arrivals and copies have come
+  cluster_sync();  // the other block's arrivals and copies are complete
 }
 
 template <class Element>

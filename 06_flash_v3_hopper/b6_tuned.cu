@@ -34,7 +34,7 @@ enum NamedBarrier { kBlock = 0, kScores = 1 };
 //! [config]
 struct Tuning {
   int block_m, stages;  // B_r; stages of Q, and of dO
-  int kv_buffers;       // of K and V; 2: the next key tile is loaded under this one
+  int kv_buffers;       // of K and V; 2: the next key tile is loaded during this one
   bool early_arrival;   // dS by mbarrier: arrive, issue dV, wait; else by named barrier
   bool one_body;        // masked and unmasked tiles: a branch around the mask; else a body for each
 };

@@ -9,8 +9,8 @@
 //           pass takes 0.34 to 0.48 ms.
 // expect    the time of the whole pass falls by 1 to 4 us. ncu serialises kernels, so no counter of
 //           one kernel shows it
-// source    CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"
 // supports  fp16, bf16; head dims 64, 128; any lengths, masks, GQA
+// source    CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"
 #include <algorithm>
 
 #include "device/device.h"
@@ -37,7 +37,7 @@ enum NamedBarrier { kBlock = 0, kScores = 1 };
 //! [config]
 struct Tuning {
   int block_m, stages;  // B_r; stages of Q, and of dO
-  int kv_buffers;       // of K and V; 2: the next key tile is loaded under this one
+  int kv_buffers;       // of K and V; 2: the next key tile is loaded during this one
   bool early_arrival;   // dS by mbarrier: arrive, issue dV, wait; else by named barrier
   bool one_body;        // masked and unmasked tiles: a branch around the mask; else a body for each
 };

@@ -8,8 +8,8 @@
 // why       b7's consumers each own 64 keys: 256 registers for dK and dV alone
 // expect    per visit, 64 x 64 scores, 64 KB are added to dQ in L2: 26 bytes per clock and SM at
 //           the rate of the MMAs, twice as many as at d=128
-// source    the division of labour between the warpgroups is ours
 // supports  fp16, bf16; head dim 256; any lengths, masks, GQA
+// source    the division of labour between the warpgroups is ours
 #include <algorithm>
 
 #include "device/device.h"
@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       fence_proxy_async();
     };
     // P of this visit is in registers. S of the next one is computed while the other warpgroup
-    // computes dS, and its exponentials under dK.
+    // computes dS, and its exponentials during dK.
     const auto process_visit = [&](auto more) {
       const PipelineState<2> here{visit}, next{visit + 1};  // stages of Q
       Scores s, dq;

@@ -6,8 +6,8 @@
 //           block takes the next key tile for both.
 // why       b8 adds 64 KB to dQ in L2 per 64 x 64 scores
 // expect    bytes of dQ additions, and of Q and dO from L2, per score: half of b8's
-// source    flash-attention pull request 2889 for the exchange of dS
 // supports  fp16, bf16; head dim 256; any lengths, masks, GQA
+// source    flash-attention pull request 2889 for the exchange of dS
 #include <algorithm>
 
 #include "device/device.h"
@@ -311,7 +311,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
       fence_proxy_async();
     };
     // P of this visit is in registers. S of the next one is computed while the other warpgroup
-    // computes dS, and its exponentials under dK.
+    // computes dS, and its exponentials during dK.
     const auto process_visit = [&](auto more) {
       const PipelineState<2> here{visit}, next{visit + 1};  // stage of Q, buffer of dS
       Scores s, dq;
@@ -422,7 +422,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_kernel
     }
   };
   warpgroup == kScores ? process_key_tiles(process_scores) : process_key_tiles(process_gradients);
-  cluster_sync();  // the other block's arrivals and copies have come
+  cluster_sync();  // the other block's arrivals and copies are complete
 }
 
 template <class Element>

@@ -437,7 +437,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     // P of the next tile, if there is one; an `if` would make kv non-uniform
     round_p_e4m3<kBlockN>(p, s);
     kv.advance();
-    // P's scale of 2^kPScale is in O and l, so it cancels in O / l; lse loses it here.
+    // P's scale of 2^kPScale cancels in O / l. It is in l, too: it is taken from lse here.
 #pragma unroll
     for (int r = 0; r < 2; ++r) last_max[r] -= kPScale;
     store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum);

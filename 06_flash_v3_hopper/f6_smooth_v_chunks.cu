@@ -470,7 +470,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     merge(last, tile_ends ? last.kv_range.begin / kChunkBlocks : (n_block + 1) / kChunkBlocks + 1,
           last_max, last_sum);
     if (tile_ends) {
-      // P's scale of 2^kPScale is in O and l, so it cancels in O / l; lse loses it here.
+      // P's scale of 2^kPScale cancels in O / l. It is in l, too: it is taken from lse here.
 #pragma unroll
       for (int r = 0; r < 2; ++r) last_max[r] -= kPScale;
       store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum);

@@ -7,9 +7,9 @@
 //           warpgroups never wait for each other.
 // why       In v4 a computing thread issues the copies, and two barriers per key block keep all
 //           threads in step.
-// expect    stalls on barriers fall a little: __syncthreads is gone, waiting for the other unit is
-//           not (v6, v7). The warpgroups drift apart, so that by chance one computes its softmax
-//           while the other's MMAs run.
+// expect    stalls on barriers fall a little: __syncthreads is gone, but warps still wait for their
+//           wgmma groups and for full stages (v6, v7 overlap these). The warpgroups drift apart, so
+//           that by chance one computes its softmax while the other's MMAs run.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 // source    FlashAttention-3 (arXiv 2407.08608), section 3.1
 #include <algorithm>

@@ -56,8 +56,8 @@ struct Config {
   // last V, and before they release the next V. Meanwhile the producer may load V of kStages
   // further blocks, each the last of a chunk.
   static constexpr int kChunkBuffers = kStages + 1;
-  // Wait for V after its block's softmax. Earlier, ptxas waits for P V before the exponentials: 5 %
-  // at d=128.
+  // Wait for V after the softmax of its block. If it is awaited earlier, ptxas moves the wait for
+  // P V before the exponentials, which costs 5 % at d=128.
   static constexpr bool kAwaitsVLate = kHeadDim == 128;
   // Registers per thread: at launch 65536 / threads, rounded down to a multiple of 8 (168 for 384
   // threads, 128 for 512). setmaxnreg moves these between warpgroups; asking for more than are free
@@ -494,7 +494,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     merge(last, tile_ends ? last.kv_range.begin / kChunkBlocks : (n_block + 1) / kChunkBlocks + 1,
           last_max, last_sum);
     if (tile_ends) {
-      // P's scale of 2^kPScale is in O and l, so it cancels in O / l; lse loses it here.
+      // P's scale of 2^kPScale cancels in O / l. It is in l, too: it is taken from lse here.
 #pragma unroll
       for (int r = 0; r < 2; ++r) last_max[r] -= kPScale;
       store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum, gLseShift);

@@ -401,7 +401,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   bool more = true;
   do {
     while (left > 0) process_kv_block();
-    // P's scale of 2^kPScale is in O and l, so it cancels in O / l; lse loses it here.
+    // P's scale of 2^kPScale cancels in O / l. It is in l, too: it is taken from lse here.
     const float last_max[2] = {row_max[0] - kPScale, row_max[1] - kPScale};
     float last_sum[2] = {row_sum[0], row_sum[1]};
     // Applied now, so that these factors and those of the next tile are not live together.

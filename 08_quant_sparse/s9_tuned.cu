@@ -484,7 +484,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (begin > 0) merge_partials<Config>(o, last_max, own_sums());
     if (tile_ends) {
       restore_v<Config>(o, last_sum, gVChannel + (last.kv_head * kHeadDim + quad_col()) / 2);
-      // P's scale of 2^kPScale is in O and l, so it cancels in O / l; lse loses it here.
+      // P's scale of 2^kPScale cancels in O / l. It is in l, too: it is taken from lse here.
 #pragma unroll
       for (int r = 0; r < 2; ++r) last_max[r] -= kPScale;
       store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum, gLseShift);

@@ -144,7 +144,7 @@ __device__ __forceinline__ KvBlockRange q_block_range(const Shape& shape, int se
                                                       int seqlen_k, int key0, int keys,
                                                       int block_m) {
   const int last = min(key0 + keys, seqlen_k) - 1, causal_offset = seqlen_k - seqlen_q;
-  // Rows that see some key: from the first that sees the first key to the last that sees the last.
+  // Rows with a visible key: from the first that sees the first key to the last that sees the last.
   const int begin = max(0, key0 - causal_offset - shape.window_right);
   const int end = min(seqlen_q, last - causal_offset + shape.window_left + 1);
   if (end <= begin) return {0, 0, 0, 0};  // no row: dK = dV = 0

@@ -196,8 +196,11 @@ ATTN_API int attn_plan_prepare_reads_tensors(const attn_plan* plan);
     memory was used otherwise, prepare again. Order prepare and run if their streams differ. */
 ATTN_API attn_status attn_prepare(attn_plan* plan, const attn_tensors* tensors, void* workspace,
                                   size_t workspace_bytes, void* stream);
-/** Launches in `stream`. May be captured in a CUDA graph: addresses are fixed by the capture;
-    contents of tensors, and the lengths in seqused_k, may change between replays. */
+/** Launches in `stream`. May be captured in a CUDA graph: addresses are fixed by the capture.
+    Contents of tensors may change between replays, except those that attn_prepare reads
+    (attn_plan_prepare_reads_tensors). Lengths in seqused_k may change unless the step schedules on
+    the host (it then needs lengths_k): for such a step plan and prepare again, or the result is
+    wrong without an error. */
 ATTN_API attn_status attn_run(attn_plan* plan, const attn_tensors* tensors, void* workspace,
                               size_t workspace_bytes, void* stream);
 ATTN_API void attn_plan_destroy(attn_plan* plan);

@@ -43,10 +43,10 @@ void wgmma(const WgmmaPart& part);
 /// `mn_major` are not looked at.
 void wgmma_e4m3(const WgmmaPart& part);
 
-/// What a tensor core makes of 32 products of e4m3 and the sum so far, c. It adds them up as whole
-/// numbers: all are aligned to the largest exponent among them, that of a product being the sum of
-/// its factors', and what lies more than 13 bits behind its point is cut off, toward zero. So is
-/// what the sum then has behind its own 13 bits. An H200 gives the same bits for every sum of the
+/// What a tensor core makes of 32 products of e4m3 and the sum so far, c. All are aligned to the
+/// largest exponent among them (that of a product is the sum of its factors'), truncated toward
+/// zero to 13 fraction bits, and added as integers; the sum is truncated to 13 fraction bits. An
+/// H200 gives the same bits for every sum of the
 /// test "wgmma of e4m3 (GPU)".
 float add_up_e4m3(float c, const float (&a)[32], const float (&b)[32]);
 

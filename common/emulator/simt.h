@@ -517,7 +517,6 @@ class Block {
   std::vector<std::byte> variables_;
   const Members* members_ = nullptr;
   std::vector<std::size_t> product_numbers_;  // of each warp's products (order.h)
-  static constexpr unsigned kMaxAtomicYields = 256;
   unsigned atomic_yields_ = 0;  // since the late warp last ran
   bool ended_ = false;
   int entries_ = 0;                 // functions that the thread which begins has entered

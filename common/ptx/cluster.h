@@ -119,8 +119,8 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(ClusterAddress barrier A
 /// The same after reads alone: others may overwrite what this thread has read, by wgmma or into
 /// registers. What it has written need not be visible to them. mbarrier_arrive_cluster waits for
 /// all earlier writes and atomics of the thread, to global memory too (MEMBAR.ALL.GPU in SASS);
-/// this does not. They wait with mbarrier_wait. The emulator orders both alike, and does not notice
-/// a release of what was written.
+/// this does not. They wait with mbarrier_wait. The emulator treats both calls alike, so it does
+/// not report this one where mbarrier_arrive_cluster is needed.
 __device__ __forceinline__ void mbarrier_release_cluster(ClusterAddress barrier ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulator::Block::current().mbarrier_arrive_cluster("mbarrier_release_cluster", caller,

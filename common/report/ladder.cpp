@@ -185,8 +185,8 @@ std::string tree_figure(const std::string& chapter, const fs::path& page) {
   const std::vector<StepSource> sources = sources_of(page, chapter);
   const std::vector<TreeRow> rows = step_tree(sources, {});
   std::string text =
-      "Lines that begin with a name are the trunk: each step's parent is the trunk line above it, "
-      "unless it names one. A branch begins with ├─ below its parent and goes on with │.\n\n"
+      "A step's parent is the step of the trunk above it, unless (parent: ...) follows its name. "
+      "├─ starts a branch below its parent, │ continues it.\n\n"
       "```text\n";
   for (std::size_t i = 0; i < rows.size(); ++i) {
     // A line on the left of a branch leads from its parent to the next step at the parent's depth.

@@ -27,8 +27,8 @@ TEST_CASE("a ladder is a tree: each step over its parent, branches before the tr
       "| `v4_d` | `v2` | 1.000 | 1.00 | - |\n"
       "| `v10_e` | `v4` | 0.500 | 2.00 | - |\n");
   CHECK(reports.table("tree 09_x") ==
-        "Lines that begin with a name are the trunk: each step's parent is the trunk line above "
-        "it, unless it names one. A branch begins with ├─ below its parent and goes on with │.\n\n"
+        "A step's parent is the step of the trunk above it, unless (parent: ...) follows its name. "
+        "├─ starts a branch below its parent, │ continues it.\n\n"
         "```text\n"
         "v1_a  (parent: 08_w/v3_old, whose loop it keeps)\n"
         "v2_b\n"
