@@ -31,9 +31,11 @@
 #
 # With --only, the part times measures only problems whose names match: --only '^climb_'.
 #
-# `attn_report evidence check DIR` lists what is still stale. The programs are expected in
-# build/release: build them first with common/scripts/start.sh. If the sources are a copy without
-# .git, ATTN_COMMIT names their commit.
+# `attn_report evidence check DIR` lists what is still stale. The programs are in build/release
+# (common/scripts/start.sh build). Those that are older than their sources are built again, since
+# lines get the keys of the sources; a build with other flags than the preset's is refused. Programs
+# without a build tree are taken as they are. If the sources are a copy without .git, ATTN_COMMIT
+# names their commit.
 #
 # Exit status: 0, 1 if a part failed, 2 for an error on the command line, 77 if there is no GPU.
 set -euo pipefail
@@ -111,6 +113,22 @@ device=$("$bin/${needed[0]}" --seqlen 8 --require-gpu | sed -n 's/^device: //p')
 case $device in
   none*|'') echo "${device:-no device}"; exit 77 ;;
 esac
+cache=build/release/CMakeCache.txt
+if [ -f $cache ]; then
+  for flag in CMAKE_BUILD_TYPE=Release CMAKE_CUDA_FLAGS= "CMAKE_CUDA_FLAGS_RELEASE=-O3 -DNDEBUG"; do
+    grep -qE "^${flag%%=*}:[A-Z]+=${flag#*=}\$" $cache ||
+      die 2 "$cache: ${flag%%=*} must be '${flag#*=}', as in the preset"
+  done
+  targets=("${needed[@]}" attn_report)
+  for unit in "${units[@]}"; do
+    case $unit in
+      'tests common') targets+=(all) ;;
+      tests*|large*) targets+=("test_${unit#* }") ;;
+      calls*) targets+=(attention bench_api) ;;
+    esac
+  done
+  cmake --build build/release --target "${targets[@]}" >&2 || die 2 "build/release: not built"
+fi
 # "NVIDIA H200 (sm_90)" -> h200
 gpu=$(sed -E 's/ \(sm.*//; s/^NVIDIA //; s/GeForce //; s/[^A-Za-z0-9]+/-/g' <<<"$device" |
   tr '[:upper:]' '[:lower:]')

@@ -137,6 +137,24 @@ for mistake in "nosuch" "04_flash_v2" "--nosuch" "docs" "--out" "access 03_flash
 done
 run nosuch
 has "(common, 01_naive 02_online_softmax 03_flash_v1)" "$output"
+# Programs are built first, with the flags of the preset.
+stand_in "$work/with/cmake" 'exit ${CMAKE_EXIT:-0}'
+cached() { printf 'CMAKE_BUILD_TYPE:STRING=Release\nCMAKE_CUDA_FLAGS:STRING=%s\nCMAKE_CUDA_FLAGS_RELEASE:STRING=-O3 -DNDEBUG\n' "$1" >"$tree/build/release/CMakeCache.txt"; }
+cached -Ofc=max
+run large 01_naive
+exits 2
+has "build/release/CMakeCache.txt: CMAKE_CUDA_FLAGS must be '', as in the preset" "$output"
+has_not "cmake" "$calls"
+cached ""
+CMAKE_EXIT=1 run large 01_naive
+exits 2
+has "cmake --build build/release --target 01_naive attn_report test_01_naive" "$calls"
+has_not "test_01_naive [large]" "$calls"
+run large 01_naive --out "$work/built"
+exits 0
+has "test_01_naive [large]" "$calls"
+rm "$tree/build/release/CMakeCache.txt"
+
 DEVICE="none (cudaErrorNoDevice): a GPU is required" run tests
 exits 77
 mv "$bin/02_online_softmax" "$work/saved"
