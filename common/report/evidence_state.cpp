@@ -82,13 +82,14 @@ struct State {
     stale += is_stale;
   }
 
+  static constexpr std::size_t kNamed = 6;  // more steps are counted
   // "`v7_grid` has changed since", "kernels of 3 of 9 steps have changed since" ...: the stale
   // parts, or nothing.
   std::string text() const {
     std::vector<std::string> all;
     if (!kernels.empty() && kernels == measured && kernels.size() > 2)
       all.push_back("kernels of every step have changed since");
-    else if (kernels.size() > 3)
+    else if (kernels.size() > kNamed)
       all.push_back(fmt::format("kernels of {} of {} steps have changed since", kernels.size(),
                                 measured.size()));
     else if (!kernels.empty())
@@ -114,7 +115,7 @@ struct State {
     std::vector<std::string> changed, unknown;
     if (!kernels.empty() && kernels == measured && kernels.size() > 2)
       changed.push_back("to the kernels of all steps");
-    else if (kernels.size() > 3)
+    else if (kernels.size() > kNamed)
       changed.push_back(
           fmt::format("to the kernels of {} of {} steps", kernels.size(), measured.size()));
     else if (!kernels.empty())
