@@ -139,7 +139,10 @@ run nosuch
 has "(common, 01_naive 02_online_softmax 03_flash_v1)" "$output"
 # Programs are built first, with the flags of the preset.
 stand_in "$work/with/cmake" 'exit ${CMAKE_EXIT:-0}'
-cached() { printf 'CMAKE_BUILD_TYPE:STRING=Release\nCMAKE_CUDA_FLAGS:STRING=%s\nCMAKE_CUDA_FLAGS_RELEASE:STRING=-O3 -DNDEBUG\n' "$1" >"$tree/build/release/CMakeCache.txt"; }
+cached() {  # FLAGS
+  printf 'CMAKE_%s\n' "BUILD_TYPE:STRING=Release" "CUDA_FLAGS:STRING=$1" \
+    "CUDA_FLAGS_RELEASE:STRING=-O3 -DNDEBUG" >"$tree/build/release/CMakeCache.txt"
+}
 cached -Ofc=max
 run large 01_naive
 exits 2
