@@ -366,6 +366,11 @@ std::string CodeKeys::method(const std::string& part, const std::string& chapter
     for (const char* name : {"arrays", "calls", "library", "operations", "torch"})
       append(all, lex_python(read(common / "python/attn" / (std::string(name) + ".py"))));
     append(all, lex_python(read(scripts / "call_overhead.py")));
+  } else if (part == "ranks") {
+    append(all, tokens(common / "ranks/gpus.cpp"));
+    append(all, tokens(root_ / chapter / "host/measure.cpp"));
+    append(all, lex_shell(read(scripts / "several_gpus.sh")));
+    drop_messages(all);
   } else {
     return "-";
   }

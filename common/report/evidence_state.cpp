@@ -64,9 +64,12 @@ struct State {
     if (!any && wanted) return;
     ++lines;
     ours |= keys.contains("method");
-    if (keys.contains("method") || unit.part == "calls")
-      differs(keys.value("method", kUnknown), code.method(unit.part, unit.chapter, name),
-              method_changed, method_unknown);
+    if (keys.contains("method") || unit.part == "calls") {
+      const std::string now = code.method(unit.part, unit.chapter, name);
+      std::string then = keys.value("method", kUnknown);
+      if (then == "-" && now != "-") then = kUnknown;  // the part had no such key
+      differs(then, now, method_changed, method_unknown);
+    }
     const std::string options = line.value("options", kUnknown);
     const auto& listed = code.problems(unit.chapter);
     if (options != kUnknown && !listed.empty() &&

@@ -298,6 +298,11 @@ TEST_CASE("what a chapter lacks is listed", "[evidence]") {
   finish(p.reports, code, {"ranks", "01_first"}, "passed", 1, {"ranks.01_first.txt"},
          Project::kMeasured);
   CHECK(has(p.missing(), "steps without times: v3_new\n"));
+  CHECK_FALSE(has(p.stale(), "ranks"));
+  fs::create_directories(p.root / "01_first/host");
+  p.write("01_first/host/measure.cpp", "double seconds(float ms) { return ms * 1e-4; }\n");
+  CHECK(has(p.stale(), "ranks 01_first: 1 of 1 lines stale: the way of measuring has changed"));
+  fs::remove(p.root / "01_first/host/measure.cpp");
   fs::create_directories(p.root / "common/scripts");
   p.write(
       "common/scripts/gpu_problems.sh",
